@@ -16,6 +16,7 @@ from allranks import collectives
 from allranks.collectives import Average, Min, ProcessSet, ReduceOp, Sum, global_process_set
 from allranks.collectives.world.process_sets import group_of
 from allranks.errors import UsageError
+from allranks.keras import missing_gradients
 from allranks.keras.private_names import replace, require, subclass
 from allranks.keras.versions import inner, keras
 
@@ -64,6 +65,9 @@ class Distributed:
     _allranks: tuple[ReduceOp, ProcessSet, str]
     _allranks_step: CompiledStep | None = None
     _allranks_failed: Any = None
+    _allranks_filtered: Sequence[Any] = ()
+    # Of the class of Keras that follows in the order of the bases.
+    _trainable_variables: list[Any]
     gradient_accumulation_steps: int | None
 
     def stateless_apply(
@@ -82,17 +86,27 @@ class Distributed:
     def apply(self, grads: Any, trainable_variables: Any = None) -> Any:
         # fit(), apply_gradients(), stateless_apply() and the user's own loops all call this.
         grads = list(grads)
+        if trainable_variables is not None:
+            trainable_variables = list(trainable_variables)  # it may be an iterator
         if not self.gradient_accumulation_steps:
-            grads = self._allranks_reduced(grads)
+            given = trainable_variables is not None
+            variables = trainable_variables if given else self._trainable_variables
+            grads = self._allranks_reduced(grads, variables)
         return super().apply(grads, trainable_variables)  # type: ignore[misc]
+
+    def _backend_apply_gradients(self, grads: Any, trainable_variables: Any) -> Any:
+        # Keras has left out the variables without a gradient.
+        _set(self, _allranks_filtered=list(trainable_variables))
+        return super()._backend_apply_gradients(grads, trainable_variables)  # type: ignore[misc]
 
     def _clip_gradients(self, grads: Any) -> Any:
         if self.gradient_accumulation_steps:
-            grads = self._allranks_reduced(list(grads))
+            grads = self._allranks_reduced(list(grads), self._allranks_filtered)
         return super()._clip_gradients(grads)  # type: ignore[misc]
 
-    def _allranks_reduced(self, grads: list[Any]) -> list[Any]:
-        made, failed = _reduced(grads, *self._allranks, self._allranks_step)
+    def _allranks_reduced(self, grads: list[Any], variables: Sequence[Any]) -> list[Any]:
+        places = missing_gradients.places(variables, self._trainable_variables)
+        made, failed = _reduced(grads, places, *self._allranks, self._allranks_step)
         _set(self, _allranks_failed=failed)
         return made
 
@@ -121,7 +135,12 @@ def _unpickled(kind: Any, config: Any, state: list[Any], settings: Any) -> Any:
 
 
 def _reduced(
-    grads: list[Any], op: ReduceOp, process_set: ProcessSet, name: str, step: CompiledStep | None
+    grads: list[Any],
+    places: Sequence[int] | None,
+    op: ReduceOp,
+    process_set: ProcessSet,
+    name: str,
+    step: CompiledStep | None,
 ) -> tuple[list[Any], Any]:
     """Returns the gradients reduced over the ranks, in one call, and whether that has failed.
 
@@ -132,9 +151,7 @@ def _reduced(
     shared = [index for index, gradient in enumerate(grads) if gradient is not None]
     if not shared or process_set.size() == 1:
         return grads, None
-    # If some gradients are missing, another rank's gradient of the same shape may belong to
-    # another variable. Then the ranks also compare the labels.
-    labels = tuple(f"gradient {i}" for i in shared) if len(shared) < len(grads) else ()
+    labels = missing_gradients.labels(shared, len(grads), places)
 
     def reduce(*arrays: Any) -> Sequence[Any]:
         return collectives.grouped_allreduce(

@@ -100,7 +100,7 @@ def _patch_optimizers() -> None:
 
 
 def _patch_learning_rate(base: Any) -> None:
-    begin, current = base.__init__, base._get_current_learning_rate
+    begin, current, config = base.__init__, base._get_current_learning_rate, base.get_config
 
     @functools.wraps(begin)
     def __init__(self: Any, learning_rate: Any, *args: Any, **options: Any) -> None:
@@ -116,6 +116,12 @@ def _patch_learning_rate(base: Any) -> None:
             return current(self)
         return current(self) / (1.0 + decay * keras.ops.cast(self.iterations, "float32"))
 
+    @functools.wraps(config)
+    def get_config(self: Any) -> Any:
+        # Keras without allranks ignores a decay, with a warning.
+        decay = getattr(self, "_older_decay", 0.0)
+        return {**config(self), "decay": decay} if decay else config(self)
+
     def lr(self: Any) -> Any:
         # The variable, without any decay.
         return getattr(self, "inner_optimizer", self)._learning_rate
@@ -126,6 +132,7 @@ def _patch_learning_rate(base: Any) -> None:
     # All optimizers of Keras pass these on to the base class.
     base.__init__ = __init__
     base._get_current_learning_rate = rate
+    base.get_config = get_config
     base.lr = property(lr, set_lr)
 
 

@@ -22,6 +22,7 @@ from allranks.collectives.ops.keeping import VersionedFiles, keep_in
 from allranks.errors import CollectiveError, RankLeft, UsageError
 from allranks.horovod.common import HorovodInternalError, HostsUpdatedInterrupt
 from allranks.tensorflow.basics import broadcast_object, broadcast_variables
+from allranks.tensorflow.gradients import identity
 
 __all__ = [
     "HorovodInternalError",
@@ -182,6 +183,7 @@ class TensorFlowState(ObjectState):
         super().__init__(**kwargs)
         self._given = variables
         self._arrays: list[np.ndarray[Any, Any]] = []
+        self._saved_variables: list[Any] = []
         self.save()
 
     @property
@@ -190,15 +192,25 @@ class TensorFlowState(ObjectState):
         return list(self._given() if callable(self._given) else self._given or ())
 
     def save(self) -> None:
-        self._arrays = [variable.numpy().copy() for variable in self.variables]
+        self._saved_variables = self.variables
+        self._arrays = [variable.numpy().copy() for variable in self._saved_variables]
         super().save()
 
     def restore(self) -> None:
-        # An optimizer creates variables in its first step; those created after `save` become 0.
-        for index, variable in enumerate(self.variables):
-            known = index < len(self._arrays)
-            variable.assign(self._arrays[index] if known else np.zeros_like(variable.numpy()))
+        # By variable, since those created after `save` may come before the others.
+        pairs = zip(self._saved_variables, self._arrays, strict=True)
+        arrays = {identity(variable): array for variable, array in pairs}
+        for variable in self.variables:
+            if identity(variable) in arrays:
+                variable.assign(arrays[identity(variable)])
+            elif self._is_of_optimizer(variable):
+                variable.assign(np.zeros_like(variable.numpy()))
         super().restore()
+
+    def _is_of_optimizer(self, variable: Any) -> bool:
+        # An optimizer creates its variables in the first step. Weights that this step has created
+        # stay as they are: 0 is no value for them.
+        return not variable.trainable
 
     def sync(self) -> None:
         broadcast_variables(self.variables, 0)
@@ -214,7 +226,7 @@ class TensorFlowState(ObjectState):
             return False
         if not super()._load(others):
             return False
-        self._arrays = arrays
+        self._saved_variables, self._arrays = self.variables, arrays
         self.restore()
         return True
 
@@ -247,6 +259,9 @@ class TensorFlowKerasState(TensorFlowState):
 
         state = [] if self.optimizer is None else state_of(self.optimizer)
         return [*self.model.weights, *state]
+
+    def _is_of_optimizer(self, variable: Any) -> bool:
+        return all(variable is not weight for weight in self.model.weights)
 
     def sync(self) -> None:
         self._build()

@@ -14,6 +14,7 @@ from allranks.collectives import Average, ProcessSet, ReduceOp, global_process_s
 from allranks.collectives.ops.reducing import op_of
 from allranks.collectives.world import process_sets
 from allranks.errors import UsageError
+from allranks.keras import missing_gradients
 from allranks.tensorflow import compression as compressions
 from allranks.tensorflow.compression import TensorCompression
 from allranks.tensorflow.ops import check_slices, reduce_in_one_call
@@ -69,8 +70,15 @@ class GradientReduction:
             with suppress(TypeError):  # of which there are no weak references
                 LOCAL[identity(variable)] = _inner(variable)
 
-    def reduce(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
+    def reduce(
+        self,
+        gradients: Sequence[Any],
+        variables: Sequence[Any],
+        places: Sequence[int] | None = None,
+    ) -> list[Any]:
         """Returns the reduced gradients in the same order. Collective over the process set.
+
+        ``places``: those of the variables among all of an optimizer, if some have been left out.
 
         Gradients are dense tensors, ``tf.IndexedSlices`` or None. A rank outside the process set
         gets its own gradients back, as in Horovod.
@@ -92,9 +100,7 @@ class GradientReduction:
             shared.append(index)
         if not shared or size == 1:
             return outs
-        # If some gradients are missing, another rank's gradient of the same shape may belong to
-        # another variable. Then the ranks also compare the labels.
-        labels = [f"gradient {i}" for i in shared] if len(shared) < len(outs) else []
+        labels = missing_gradients.labels(shared, len(outs), places)
         chosen = [outs[index] for index in shared]
         if any(isinstance(gradient, tf.IndexedSlices) for gradient in chosen):
             check_slices(self.op)

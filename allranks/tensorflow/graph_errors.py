@@ -31,8 +31,11 @@ _kept: OrderedDict[int, BaseException] = OrderedDict()
 
 
 def _with_tensorflow_error(error: type[Exception], tensorflow_error: type[Exception]) -> Any:
-    def __init__(self: Any, message: str) -> None:
-        tensorflow_error.__init__(self, None, None, message)
+    def __init__(self: Any, *given: Any) -> None:
+        # From a text; or, as TensorFlow's own, from a node, an operation, a text and a number, by
+        # which Keras makes a copy with the name of the layer.
+        text = given[2] if len(given) > 2 else given[0]
+        tensorflow_error.__init__(self, None, None, text)
 
     def __reduce__(self: Any) -> Any:
         return type(self), (self.message,)

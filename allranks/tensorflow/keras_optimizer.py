@@ -20,6 +20,7 @@ from allranks import collectives
 from allranks.collectives import Average, Min, ProcessSet, ReduceOp, Sum, global_process_set
 from allranks.collectives.world.process_sets import group_of
 from allranks.errors import UsageError
+from allranks.keras import missing_gradients
 from allranks.keras.private_names import replace, require, subclass
 from allranks.keras.versions import build, inner, is_legacy
 from allranks.tensorflow.compression import TensorCompression
@@ -186,9 +187,11 @@ class Keras3Distributed(_Distributed):
     def _allranks_reduced(self, grads: list[Any], variables: Sequence[Any]) -> list[Any]:
         # Raises on a rank outside the process set. In Horovod such a rank trains alone, unnoticed.
         group_of(self._allranks.process_set, self._allranks.name or "DistributedOptimizer")
-        return self._allranks.reduce(grads, variables)
+        places = missing_gradients.places(variables, self._trainable_variables)
+        return self._allranks.reduce(grads, variables, places)
 
     def _backend_apply_gradients(self, grads: Any, trainable_variables: Any) -> Any:
+        # Keras has left out the variables without a gradient.
         _set(self, _allranks_filtered=list(trainable_variables))
         return super()._backend_apply_gradients(grads, trainable_variables)  # type: ignore[misc]
 
@@ -283,16 +286,18 @@ class Keras2Distributed(_Distributed):
     """An optimizer of Keras 2."""
 
     _allranks_sums: GradientSums | None
+    _allranks_variables: Sequence[Any] = ()
 
     def aggregate_gradients(self, grads_and_vars: Any) -> Pairs:
         # Optimizers since Keras 2.11 call this.
-        pairs = [(g, v) for g, v in grads_and_vars if g is not None]
+        pairs = list(grads_and_vars)
         variables = [variable for _, variable in pairs]
-        reduced = self._allranks.reduce([gradient for gradient, _ in pairs], variables)
+        places = missing_gradients.places(variables, self._allranks_variables)
+        reduced = self._allranks.reduce([gradient for gradient, _ in pairs], variables, places)
         return list(zip(reduced, variables, strict=True))
 
     def _aggregate_gradients(self, grads_and_vars: Any) -> Pairs:
-        # `keras.optimizers.legacy` calls this.
+        # `keras.optimizers.legacy` calls this, without the variables that have no gradient.
         return self.aggregate_gradients(grads_and_vars)
 
     def _internal_apply_gradients(self, grads_and_vars: Any) -> Any:
@@ -303,17 +308,18 @@ class Keras2Distributed(_Distributed):
 
     def apply_gradients(self, grads_and_vars: Any, name: Any = None, **options: Any) -> Any:
         apply: Any = super().apply_gradients  # type: ignore[misc]
-        if self._allranks_sums is None:
-            return apply(grads_and_vars, name=name, **options)
-        pairs = [(g, v) for g, v in grads_and_vars if g is not None]
+        pairs = list(grads_and_vars)
         variables = [variable for _, variable in pairs]
+        _set(self, _allranks_variables=variables)
+        if self._allranks_sums is None:
+            return apply(pairs, name=name, **options)
         with tf.init_scope():
             build(self, variables)
         sums: GradientSums = self._allranks_sums
         sums.add([gradient for gradient, _ in pairs], variables)
 
         def due() -> Any:
-            apply(zip(sums.take(), variables, strict=True), name=name, **options)
+            apply(zip(sums.take(variables), variables, strict=True), name=name, **options)
             return tf.constant(True)
 
         def wait() -> Any:
@@ -330,25 +336,33 @@ class GradientSums:
 
     def __init__(self, passes: int, summed: bool) -> None:
         self._passes, self._factor = passes, 1.0 if summed else 1.0 / passes
-        self._sums: list[Any] = []
+        self._sums: dict[Any, Any] = {}
+        """By the reference of the variable: some steps have no gradient of a variable."""
         self._count: Any = None
 
     def add(self, gradients: Sequence[Any], variables: Sequence[Any]) -> None:
         with tf.init_scope():
-            if not self._sums:
+            if self._count is None:
                 self._count = tf.Variable(0, trainable=False, dtype=tf.int64)
-                self._sums = [tf.Variable(tf.zeros_like(v), trainable=False) for v in variables]
-        for total, gradient in zip(self._sums, gradients, strict=True):
-            total.assign_add(tf.convert_to_tensor(gradient))
+            for gradient, variable in zip(gradients, variables, strict=True):
+                if gradient is not None and variable.ref() not in self._sums:
+                    zeros = tf.zeros_like(variable)
+                    self._sums[variable.ref()] = tf.Variable(zeros, trainable=False)
+        for gradient, variable in zip(gradients, variables, strict=True):
+            if gradient is not None:
+                self._sums[variable.ref()].assign_add(tf.convert_to_tensor(gradient))
         self._count.assign_add(1)
 
     def are_due(self) -> Any:
         # True after the last step of a series.
         return tf.equal(self._count % self._passes, 0)
 
-    def take(self) -> list[Any]:
-        made = [total * tf.cast(self._factor, total.dtype) for total in self._sums]
-        with tf.control_dependencies(made):
-            for total in self._sums:
-                total.assign(tf.zeros_like(total))
+    def take(self, variables: Sequence[Any]) -> list[Any]:
+        """Returns the sum of each variable, None for one that has never had a gradient."""
+        totals = [self._sums.get(variable.ref()) for variable in variables]
+        made = [t if t is None else t * tf.cast(self._factor, t.dtype) for t in totals]
+        with tf.control_dependencies([one for one in made if one is not None]):
+            for total in totals:
+                if total is not None:
+                    total.assign(tf.zeros_like(total))
         return made

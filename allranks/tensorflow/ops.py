@@ -10,8 +10,8 @@ import numpy as np
 import tensorflow as tf
 
 from allranks import collectives
-from allranks.collectives import Average, ProcessSet, ReduceOp, Sum, global_process_set
-from allranks.collectives.ops.reducing import op_of
+from allranks.collectives import Adasum, Average, ProcessSet, ReduceOp, Sum, global_process_set
+from allranks.collectives.ops.reducing import op_of, reduction_of
 from allranks.errors import UsageError
 from allranks.tensorflow import compression as compressions
 from allranks.tensorflow.compression import TensorCompression
@@ -49,7 +49,8 @@ def allreduce(
             ``/gpu:0`` for the GPU, if there is one; "" for the tensor's own device.
         device_sparse: the same for the rows of ``tf.IndexedSlices``.
         compression: `Compression.fp16` halves the bytes of float32.
-        op: Average (default), Sum, Adasum, Min, Max or Product; the same on every rank.
+        op: Average (default), Sum or Adasum; also Min, Max and Product, which have no gradient.
+            The same on every rank.
         prescale_factor: multiplies before the reduction.
         postscale_factor: multiplies after it.
         name: for the timeline.
@@ -149,6 +150,12 @@ def _allreduce_dense(
         return collectives.grouped_allreduce(arrays, op, **options)
 
     def back(*gradients: Any) -> Any:
+        kind = op_of("allreduce", op)
+        if kind not in (Average, Sum, Adasum):
+            raise UsageError(
+                f"allreduce has a gradient for Average, Sum and Adasum only: found {kind.name}. "
+                "Stop the gradient: tf.stop_gradient(x)."
+            )
         return _allreduce_dense(gradients, op, prescale, postscale, process_set, name, device)
 
     specs = [spec_of(tensor) for tensor in tensors]
@@ -240,10 +247,8 @@ def op_or_average(op: ReduceOp | None, average: bool | None) -> Any:
 
 def _op(op: Any) -> Any:
     # A reduction may be given by its number.
-    try:
-        return ReduceOp(op)
-    except ValueError:
-        return op  # the call rejects it, with the name of the call in the message
+    found = reduction_of(op)
+    return op if found is None else found  # the call rejects it, with its name in the message
 
 
 def check_slices(op: ReduceOp, prescale: float = 1.0, postscale: float = 1.0) -> None:

@@ -71,6 +71,8 @@ def to_numpy(value: Any) -> tuple[Array, Restore]:
             "a collective needs every value of an array, and this one is masked. "
             "Pass x.filled(0), or x.compressed()."
         )
+    if isinstance(value, np.matrix):  # whose * is the product of matrices
+        return _plain(value, value), lambda out: out.view(np.matrix)
     try:
         array = np.asarray(value)
     except ValueError as error:

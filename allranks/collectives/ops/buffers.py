@@ -113,6 +113,12 @@ def is_in_fortrans_order(buffer: Any) -> bool:
     return _order(buffer) == "F"
 
 
+def is_masked(buffer: Any) -> bool:
+    """Whether a mask hides values of a message, which MPI moves and adds up like all others."""
+    data = buffer[0] if isinstance(buffer, list | tuple) and buffer else buffer
+    return isinstance(data, np.ma.MaskedArray) and np.ma.is_masked(data)
+
+
 def _used_here(call: str, arguments: tuple[Any, ...], root: bool) -> tuple[Any, ...]:
     """The buffers of a call that this rank reads or writes."""
     buffers = arguments[:1] if call == "Bcast" else arguments[:2]

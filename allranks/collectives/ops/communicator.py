@@ -75,6 +75,8 @@ class Comm(PointToPoint):
         group = self._used()
         arguments = with_in_place(op, arguments, root in (None, self.Get_rank()))
         spec = self._spec(op, op, arguments, root)
+        if arguments:
+            self._hint_at_mask(op, arguments[0])
 
         def steps(call: Call) -> Steps[None]:
             yield from self._compared(call)

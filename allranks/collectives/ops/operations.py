@@ -317,7 +317,9 @@ def begin_alltoall(array: Any, splits: Any = None, **options: Any) -> Call:
     source = inputs.sources[0]
     _check_rows(source, "alltoall")
     rows = _splits("alltoall", source, splits, group.size)
-    spec = inputs.spec("alltoall", name_of(source.dtype), (None, *source.shape[1:]))
+    look, labels = (None, *source.shape[1:]), labels_of([array], rows=False)
+    dtypes, shapes = describe_group([name_of(source.dtype)], [look], labels)
+    spec = inputs.spec("alltoall", dtypes, shapes if labels else look)
 
     def steps(call: Call) -> Steps[Any]:
         transport = group.choose(call, inputs.transport, inputs.gpu)

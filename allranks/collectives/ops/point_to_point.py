@@ -24,6 +24,7 @@ from allranks.collectives.ops.bounds import APART, mistake, overlap
 from allranks.collectives.ops.buffers import (
     IN_PLACE_ON_ALL,
     is_in_fortrans_order,
+    is_masked,
     is_plain,
     layout_of,
     nbytes_of_message,
@@ -164,6 +165,10 @@ _ORDER_HINT = (
     "receiver's array in C order gets its values in other places. Pass np.ascontiguousarray(x), or "
     "receive into an array that is made with order='F'."
 )
+_MASK_HINT = (
+    "comm.{} moves all values of an array, also those that its mask hides, and the receivers get "
+    "no mask. Pass x.filled(0), or send x as an object: comm.{}(x)."
+)
 
 
 class PointToPoint(Raw):
@@ -278,6 +283,11 @@ class PointToPoint(Raw):
         """A message does not have the order of its values, so the receiver cannot compare it."""
         if is_in_fortrans_order(buf):
             self._world.hint(_ORDER_HINT.format(op))
+        self._hint_at_mask(op, buf)
+
+    def _hint_at_mask(self, op: str, buf: Any) -> None:
+        if type(buf) is not np.ndarray and is_masked(buf):
+            self._world.hint(_MASK_HINT.format(op, op.lower()))
 
     def Recv(
         self, buf: Any, source: int = MPI.ANY_SOURCE, tag: int = MPI.ANY_TAG, status: Status = None

@@ -386,26 +386,42 @@ def op_of(kind: str, op: Any) -> ReduceOp:
             f"{kind} expected op Sum, Average, Min, Max or Product, found {op}. "
             f"Type: {kind}(x, op={'Average' if op else 'Sum'})"
         )
-    try:
-        return ReduceOp(op)
-    except (ValueError, TypeError):
-        found = _of_mpi(op)
-        if found is not None:
-            return found
-        meant = str(op if isinstance(op, str) else getattr(op, "__name__", "")).lower()
-        raise UsageError(
-            f"{kind} expected op Sum, Average, Min, Max or Product, found {op!r:.60}. "
-            f"Type: {kind}(x, op={_SYNONYMS.get(meant, 'Sum')})"
-        ) from None
+    found = reduction_of(op)
+    if found is not None:
+        return found
+    meant = str(op if isinstance(op, str) else getattr(op, "__name__", "")).lower()
+    raise UsageError(
+        f"{kind} expected op Sum, Average, Min, Max or Product, found {op!r:.60}. "
+        f"Type: {kind}(x, op={_SYNONYMS.get(meant, 'Sum')})"
+    )
 
 
-def _of_mpi(op: Any) -> ReduceOp | None:
-    """The reduction of an operation of mpi4py such as MPI.SUM, or None."""
+_OF_MPI = {"SUM": Sum, "PROD": Product, "MIN": ReduceOp.Min, "MAX": ReduceOp.Max}
+_OF_TORCH = {
+    "SUM": Sum,
+    "AVG": Average,
+    "PRODUCT": Product,
+    "MIN": ReduceOp.Min,
+    "MAX": ReduceOp.Max,
+}
+
+
+def reduction_of(op: Any) -> ReduceOp | None:
+    """The reduction that a number or an operation of mpi4py or torch means, or None.
+
+    Operations of other libraries have other numbers: torch's SUM is 0, which is Average here.
+    """
+    if isinstance(op, ReduceOp):
+        return op
+    if isinstance(op, int | np.integer) and not isinstance(op, bool):
+        return ReduceOp(int(op)) if op in [*ReduceOp] else None
+    if type(op).__module__.startswith("torch."):
+        # ReduceOp.SUM has a name. ReduceOp(ReduceOp.SUM) has it in an attribute.
+        return _OF_TORCH.get(getattr(getattr(op, "op", op), "name", ""))
     MPI = sys.modules.get("mpi4py.MPI")
     if MPI is None or not isinstance(op, MPI.Op):
         return None
-    same = {"SUM": "Sum", "PROD": "Product", "MIN": "Min", "MAX": "Max"}
-    return next((ReduceOp[ours] for name, ours in same.items() if op == getattr(MPI, name)), None)
+    return next((ours for name, ours in _OF_MPI.items() if op == getattr(MPI, name)), None)
 
 
 def _factor(kind: str, factor: Any) -> float:

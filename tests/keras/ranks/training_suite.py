@@ -172,6 +172,35 @@ def test_models_that_differ_are_a_mismatch_in_fit() -> None:
     next_cell_works()
 
 
+@pytest.mark.filterwarnings("ignore:Gradients do not exist:UserWarning")
+@pytest.mark.parametrize("accumulated", [None, 2])
+@pytest.mark.parametrize("left_out", [False, True])
+def test_gradients_of_different_variables_are_a_mismatch(
+    accumulated: int | None, left_out: bool
+) -> None:
+    mine = hvd.DistributedOptimizer(
+        keras.optimizers.SGD(1.0, gradient_accumulation_steps=accumulated)
+    )
+    variables = [keras.Variable([0.0, 0.0], name=name) for name in ("first", "second")]
+    mine.build(variables)
+    ones = keras.ops.ones(2)
+    pairs = [(ones if at == odd() else None, variable) for at, variable in enumerate(variables)]
+    if left_out:
+        pairs = [pair for pair in pairs if pair[0] is not None]
+
+    def step() -> None:
+        for _ in range(accumulated or 1):
+            mine.apply_gradients(pairs)
+
+    error = in_a_cell(step)
+    assert "gradient 0" in str(error), error
+    if not (accumulated and keras.backend.backend() == "jax"):  # which raises its own exception
+        assert isinstance(error, CollectiveMismatch)
+    next_cell_works()
+    for found in values(variables):
+        np.testing.assert_array_equal(found, [0.0, 0.0])
+
+
 def test_variables_that_differ_are_named_before_they_are_broadcast() -> None:
     mine = mlp(units=4 + odd())
     error = in_a_cell(lambda: hvd.broadcast_variables(mine.weights, 0))

@@ -1092,6 +1092,21 @@ def test_a_message_of_a_transposed_array_says_so(monkeypatch):
         assert said == []
 
 
+def test_a_call_with_a_masked_array_says_once_what_moves(monkeypatch):
+    said = list[str]()
+    monkeypatch.setattr(c.world.current(), "notice", said.append)
+    mine, total = np.ma.masked_array([1.0, 2.0], [False, False]), np.empty(2)
+    c.comm.Allreduce(mine, total)
+    assert said == []
+    mine[1] = np.ma.masked
+    for _ in range(2):
+        c.comm.Allreduce(mine, total)
+    assert list(total) == [1.0 * c.size(), 2.0 * c.size()]
+    (text,) = said
+    assert "comm.Allreduce moves all values of an array, also those that its mask hides" in text
+    assert "Pass x.filled(0), or send x as an object: comm.allreduce(x)" in text
+
+
 def test_types_that_are_the_same_are_not_told_apart(comm):
     n, me = comm.Get_size(), comm.Get_rank()
     got = np.zeros(n, "q")

@@ -201,6 +201,9 @@ def test_tables_of_pandas_need_the_same_labels():
         lambda: c.allreduce(pandas.Series(mine, ["b", "a"] if odd else ["a", "b"])),
         lambda: c.grouped_allreduce([pandas.Series(mine, ["b", "a"] if odd else ["a", "b"])]),
         lambda: c.allgather(pandas.DataFrame([mine], columns=["b", "a"] if odd else ["a", "b"])),
+        lambda: c.alltoall(
+            pandas.DataFrame([mine] * c.size(), columns=["b", "a"] if odd else ["a", "b"])
+        ),
         lambda: c.allreduce(pandas.Series(mine)[:: -1 if odd else 1]),
         lambda: c.allreduce(pandas.Series(mine * 2)[2 * odd : 2 * odd + 2]),
     ]
@@ -213,6 +216,18 @@ def test_tables_of_pandas_need_the_same_labels():
     equal(c.allreduce(counted, c.Sum), np.array(mine) * c.size())
     rows = pandas.DataFrame([mine], index=[f"row {c.rank()}"], columns=["a", "b"])
     equal(c.allgather(rows), np.array([mine] * c.size()))
+    rows = pandas.DataFrame([mine] * c.size(), columns=["a", "b"])
+    equal(c.alltoall(rows), np.array([mine] * c.size()))
+
+
+def test_a_matrix_stays_one():
+    mine = np.array([[1.0, 2.0], [3.0, 4.0]]).view(np.matrix)
+    found = c.allreduce(mine, c.Sum)
+    assert type(found) is np.matrix
+    equal(np.asarray(found), np.asarray(mine) * c.size())
+    whole = c.allgather(mine)
+    assert type(whole) is np.matrix
+    assert whole.shape == (2 * c.size(), 2)
 
 
 def test_integers_that_jax_would_cut_are_refused():
@@ -356,3 +371,15 @@ def test_tensorflows_variables_stay_as_they_are():
     found = c.broadcast(variable)
     variable.assign_add([1.0, 1.0])
     equal(found.numpy(), np.array([1, 2], "float32"))
+
+
+def test_operations_of_torch_name_the_same_reductions():
+    torch = Torch().library
+    ops = torch.distributed.ReduceOp
+    mine, found = torch.tensor([1.0, c.rank()]), []
+    for theirs, ours in ((ops.SUM, c.Sum), (ops.AVG, c.Average), (ops.PRODUCT, c.Product)):
+        for op in (theirs, ops(theirs)):
+            found.append((c.allreduce(mine, op), c.allreduce(mine, ours)))
+    assert all(torch.equal(one, other) for one, other in found)
+    with pytest.raises(UsageError, match="expected op Sum, Average"):
+        c.allreduce(mine, ops.BAND)

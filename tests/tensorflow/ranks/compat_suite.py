@@ -55,6 +55,13 @@ def test_decay_makes_the_rate_fall_with_the_steps():
     assert float(optimizer.lr) == 0.5
 
 
+def test_decay_is_in_the_config():
+    again = SGD.from_config(SGD(lr=0.5, decay=1.0).get_config())
+    again.iterations.assign(1)
+    assert float(again._get_current_learning_rate()) == 0.25
+    assert "decay" not in SGD(lr=0.5).get_config()
+
+
 def test_models_take_what_they_took():
     model = linear(SGD(0.1), experimental_run_tf_function=False)
     batches = ((X, Y) for _ in range(4))

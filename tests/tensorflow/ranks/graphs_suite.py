@@ -19,7 +19,7 @@ tf = pytest.importorskip("tensorflow", reason="no TensorFlow: pip install 'allra
 import keras  # noqa: E402
 
 import allranks.tensorflow as hvd  # noqa: E402
-from allranks.errors import CollectiveMismatch, RankLeft  # noqa: E402
+from allranks.errors import CollectiveMismatch, RankLeft, UsageError  # noqa: E402
 from allranks.tensorflow import tf_bridge  # noqa: E402
 from tests.tensorflow.ranks.conftest import (  # noqa: E402
     in_a_cell,
@@ -85,6 +85,15 @@ def test_a_mismatch_is_itself_and_tensorflows(make: Any, said: Any, compiled: bo
     assert "graphs_suite.py" in str(error)
     assert "PyFunc" not in str(error)
     next_cell_works()
+
+
+def test_a_wrong_argument_in_a_layer_names_the_layer() -> None:
+    class Wrong(keras.layers.Layer):
+        def call(self, inputs: Any) -> Any:
+            return hvd.allreduce(inputs, op="sum")
+
+    with pytest.raises(UsageError, match=r"(?s)Wrong\.call\(\).*expected op Sum, Average"):
+        Wrong()(tf.ones(2))
 
 
 def test_models_that_differ_are_a_mismatch_in_fit() -> None:

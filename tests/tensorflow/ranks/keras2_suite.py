@@ -2,12 +2,13 @@
 
 import numpy as np
 import pytest
+import tensorflow as tf
 
 pytest.importorskip("tf_keras", reason="no Keras 2: pip install 'allranks[legacy-keras]'")
 import allranks.tensorflow.keras as hvd
-from allranks.errors import RankLeft
+from allranks.errors import CollectiveMismatch, RankLeft
 from allranks.keras.versions import keras
-from tests.tensorflow.ranks.conftest import in_a_cell, next_cell_works
+from tests.tensorflow.ranks.conftest import in_a_cell, next_cell_works, odd
 from tests.tensorflow.ranks.keras_suite import (
     RANK,
     SIZE,
@@ -47,6 +48,33 @@ def test_gradients_of_several_steps_are_applied_once(kind, averaged):
     alone.fit(x, y, batch_size=16 * SIZE, epochs=2, shuffle=False, verbose=0)
     for one, other in zip(mine.get_weights(), alone.get_weights(), strict=True):
         np.testing.assert_allclose(one, other, atol=1e-5)
+
+
+def two_variables():
+    return [tf.Variable([0.0, 0.0], name=name) for name in ("first", "second")]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("passes", [1, 2])
+def test_gradients_of_different_variables_are_a_mismatch(kind, passes):
+    made = hvd.DistributedOptimizer(OPTIMIZERS[kind].SGD(1.0), backward_passes_per_step=passes)
+    variables = two_variables()
+    ones = tf.ones(2)
+    pairs = [(ones if at == odd() else None, v) for at, v in enumerate(variables)]
+    error = in_a_cell(lambda: [made.apply_gradients(pairs) for _ in range(passes)])
+    assert isinstance(error, CollectiveMismatch), error
+    assert "gradient 0" in str(error)
+    next_cell_works()
+    assert [one.numpy().tolist() for one in variables] == [[0.0, 0.0]] * 2
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_gradients_of_several_steps_are_added_to_their_own_variable(kind):
+    made = hvd.DistributedOptimizer(OPTIMIZERS[kind].SGD(1.0), backward_passes_per_step=2)
+    variables = first, second = two_variables()
+    made.apply_gradients([(tf.constant([2.0, 2.0]), first), (None, second)])
+    made.apply_gradients([(None, first), (tf.constant([4.0, 4.0]), second)])
+    assert [one.numpy().tolist() for one in variables] == [[-2.0, -2.0], [-4.0, -4.0]]
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -316,6 +316,31 @@ def test_a_mismatch_that_comes_again_is_raised():
     assert state.tries == 0
 
 
+@pytest.mark.skipif(LEGACY, reason="a Sequential of Keras 2 that is not built has no weights")
+@pytest.mark.parametrize("compiled", [False, True])
+def test_weights_that_are_created_after_a_commit_do_not_become_zero(compiled):
+    model = keras.Sequential([keras.layers.Dense(2), keras.layers.BatchNormalization()])
+    if compiled:
+        model.compile(keras.optimizers.SGD(0.25, momentum=0.5), "mse")
+    state = hvd.elastic.KerasState(model)
+    model.build((None, 3))
+    before = model.get_weights()
+    state.restore()
+    for now, then in zip(model.get_weights(), before, strict=True):
+        np.testing.assert_array_equal(now, then)
+    if compiled:
+        model.fit(*data(), verbose=0)
+        state.restore()
+        assert not any(np.any(one) for one in optimizer_momentums(model.optimizer))
+        assert float(model.optimizer.learning_rate) == 0.25
+
+
+def optimizer_momentums(optimizer):
+    found = optimizer.variables
+    every = found() if callable(found) else found
+    return [np.asarray(one) for one in every if one.shape == (3, 2)]
+
+
 def test_new_hosts_reset_without_a_failure():
     state = elastic.TensorFlowState([tf.Variable(1.0 + RANK)], batch=0)
     calls = []

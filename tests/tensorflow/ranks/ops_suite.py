@@ -159,6 +159,7 @@ MISTAKES: dict[str, Callable[[], Any]] = {
     "set": lambda: hvd.allreduce(tf.ones(2), process_set=hvd.ProcessSet([0])),
     "no set": lambda: hvd.allreduce(tf.ones(2), process_set=[0]),
     "op": lambda: hvd.allreduce(tf.ones(2), op="sum"),
+    "op for average": lambda: hvd.allreduce(tf.ones(2), op=True),
     "op of reducescatter": lambda: hvd.reducescatter(tf.ones(N), op=77),
 }
 
@@ -182,6 +183,16 @@ def test_other_wrong_arguments_are_named() -> None:
         hvd.stop_timeline()
     with pytest.raises(UsageError, match="does not exist"):
         hvd.size_op(99)
+
+
+@pytest.mark.parametrize("op", [hvd.Min, hvd.Max, hvd.Product])
+def test_a_reduction_without_a_gradient_says_so(op: Any) -> None:
+    x = tf.constant([1.0, float(R)])
+    with tf.GradientTape() as tape:
+        tape.watch(x)
+        y = tf.reduce_sum(hvd.allreduce(x, op=op))
+    with pytest.raises(UsageError, match=f"for Average, Sum and Adasum only: found {op.name}"):
+        tape.gradient(y, x)
 
 
 def arguments_of(monkeypatch: pytest.MonkeyPatch, name: str) -> list[tuple[bool, ...]]:

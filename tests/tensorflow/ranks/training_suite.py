@@ -23,7 +23,12 @@ import keras  # noqa: E402
 
 import allranks.tensorflow as hvd  # noqa: E402
 import allranks.tensorflow.keras as hvd_keras  # noqa: E402
-from allranks.errors import MissingDependency, RankLeft, UsageError  # noqa: E402
+from allranks.errors import (  # noqa: E402
+    CollectiveMismatch,
+    MissingDependency,
+    RankLeft,
+    UsageError,
+)
 from tests.tensorflow.ranks.conftest import in_a_cell, next_cell_works  # noqa: E402
 
 hvd.init()
@@ -269,6 +274,19 @@ def test_none_gradients_are_left_out() -> None:
     made = hvd.DistributedGradientTape(recorded).gradient(loss, {"a": a, "b": b})
     assert float(made["a"]) == (N - 1) / 2
     assert made["b"] is None
+
+
+@pytest.mark.parametrize("passes", [1, 2])
+def test_gradients_of_different_variables_are_a_mismatch(passes: int) -> None:
+    variables = [keras.Variable([0.0, 0.0], name=name) for name in ("first", "second")]
+    optimizer = hvd.DistributedOptimizer(SGD(1.0), backward_passes_per_step=passes)
+    optimizer.build(variables)
+    step = lambda: optimizer.apply_gradients([(tf.ones(2), variables[R % 2])])  # noqa: E731
+    error = in_a_cell(lambda: [step() for _ in range(passes)])
+    assert isinstance(error, CollectiveMismatch), error
+    assert "gradient 0" in str(error)
+    next_cell_works()
+    assert [one.numpy().tolist() for one in variables] == [[0.0, 0.0]] * 2
 
 
 def test_mixed_precision_skips_a_step_on_all_ranks() -> None:
