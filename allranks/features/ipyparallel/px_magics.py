@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from argparse import SUPPRESS
 from collections.abc import Coroutine
+from functools import partial
 from typing import Any
 
 from IPython.core.interactiveshell import InteractiveShell
@@ -84,12 +85,9 @@ class PxMagics(Magics):
         return None
 
     def _wait_for(self, last: PxResult) -> None:
+        told = f"{label(last.ranks)} still run the cell in the background; an interrupt ends it"
         try:
-            if not last.wait(_QUIET_SECONDS):
-                ranks = label(last.ranks)
-                told = f"{ranks} still run the cell in the background; an interrupt ends it"
-                print(told, file=sys.stderr, flush=True)
-                last.wait()
+            last.wait_for_end(_QUIET_SECONDS, partial(print, told, file=sys.stderr, flush=True))
         except KeyboardInterrupt as pressed:
             show_as_line(pressed, _PRESSED)
             raise

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, wait
+from contextlib import contextmanager
 from queue import SimpleQueue
 from typing import Any
 
@@ -110,14 +111,29 @@ class PxResult:
 
         An interrupt of the notebook interrupts the cell.
         """
+        with self._interrupting():
+            wait([self._future], timeout)
+        return self.ready()
+
+    def wait_for_end(self, quiet_seconds: float, tell: Callable[[], object]) -> None:
+        """Waits for the end; calls ``tell`` if it has not come by then. An interrupt of the
+        notebook interrupts the cell, also one that comes when ``tell`` has shown that it would.
+        """
+        with self._interrupting():
+            wait([self._future], quiet_seconds)
+            if not self.ready():
+                tell()
+                wait([self._future])
+
+    @contextmanager
+    def _interrupting(self) -> Iterator[None]:
         try:
             with interruptible():
-                wait([self._future], timeout)
+                yield
         except KeyboardInterrupt:
             if not self.ready():
                 self._cluster.interrupt()
             raise
-        return self.ready()
 
     def get(self, timeout: float | None = None) -> list[Any]:
         """Waits for the end, and returns the values of the last expression, one for each rank.

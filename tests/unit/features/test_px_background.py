@@ -1,0 +1,42 @@
+"""The wait of a cell for the one of ``%%px --noblock`` before it."""
+
+import io
+import signal
+import sys
+from concurrent.futures import Future
+from types import SimpleNamespace
+
+import pytest
+
+from allranks.features.ipyparallel import px_magics
+from allranks.features.ipyparallel.px_magics import PxMagics
+from allranks.features.ipyparallel.px_results import PxResult
+
+
+@pytest.fixture
+def _cancels():
+    """Interrupts raise nothing, as in a cell with magics: ipykernel cancels what it awaits."""
+    before = signal.signal(signal.SIGINT, lambda *_: None)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+class Asks(io.StringIO):
+    """Where the user reads that an interrupt ends the wait, and presses at once."""
+
+    def write(self, text):
+        signal.raise_signal(signal.SIGINT)
+        return super().write(text)
+
+
+@pytest.mark.usefixtures("_cancels")
+def test_an_interrupt_that_comes_with_the_line_that_names_it_ends_the_cell(monkeypatch):
+    monkeypatch.setattr(px_magics, "_QUIET_SECONDS", 0)
+    monkeypatch.setattr(sys, "stderr", Asks())
+    last: PxResult = PxResult.__new__(PxResult)
+    last._future, last.ranks = Future(), (0, 1)
+    last._cluster = SimpleNamespace(interrupt=lambda: last._future.set_result([]))
+    magics: PxMagics = PxMagics.__new__(PxMagics)
+    with pytest.raises(KeyboardInterrupt):
+        magics._wait_for(last)
+    assert last.ready()
