@@ -25,11 +25,14 @@ for step in range(10):
     z = 1000 + rank
 print(total)"""
 FRAMES = ".jp-DebuggerCallstack-body .jp-DebuggerCallstackFrame"
-HAS_BREAKPOINTS = """async () => {
+#: `Page.wait_for_function` takes the promise itself for the true value.
+BREAKPOINTS_SET = """async () => {
     const kernel = jupyterapp.shell.currentWidget.sessionContext.session.kernel;
     const asked = { type: "request", seq: 0, command: "debugInfo", arguments: {} };
-    const reply = await kernel.requestDebug(asked).done;
-    return reply.content.body.breakpoints.some(one => one.breakpoints.length);
+    for (;;) {
+        const reply = await kernel.requestDebug(asked).done;
+        if (reply.content.body.breakpoints.some(one => one.breakpoints.length)) return;
+    }
 }"""
 #: On a slow machine ranks reach a line seconds apart; the steps here shall be those of all.
 TOGETHER = """
@@ -93,7 +96,7 @@ def step_through(lab: Lab, steps: int, shown: int, chosen: int) -> None:
     cell.locator(".cm-breakpoint-gutter .cm-gutterElement").nth(2).click()
     expect(cell.locator(".cm-breakpoint-icon")).to_have_count(1)
     # JupyterLab shows it at once, and has no order of it and a cell that is run next.
-    page.wait_for_function(HAS_BREAKPOINTS, timeout=120_000)
+    page.evaluate(BREAKPOINTS_SET)
     lab.run_cell(1)
     frame = page.locator(FRAMES).first
     expect(frame).to_contain_text(f"rank {shown}: <module>")
