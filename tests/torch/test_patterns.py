@@ -8,6 +8,26 @@ from tests.torch.conftest import ALL_HERE
 from tests.torch.test_groups import IMPORTS
 
 PATTERNS = {
+    "a backward pass through a call is warned of": """
+import warnings
+said = {}
+with warnings.catch_warnings(record=True) as seen:
+    warnings.simplefilter("always")
+    for name in ("all_reduce", "broadcast"):
+        call = dist.all_reduce if name == "all_reduce" else lambda x: dist.broadcast(x, 0)
+        weights = torch.ones(2, requires_grad=True)
+        for used in (weights * 2, (weights * 2).detach()):
+            call(used)
+        with torch.no_grad():
+            call(weights * 2)
+        call(measured := weights.sum())  # which no backward pass goes through
+        seen.clear()
+        call(y := weights * 2)
+        assert not seen
+        y.sum().backward()
+        said[name] = [str(one.message) for one in seen]
+assert all(f"{name} has no gradient" in text for name, (text,) in said.items()), said
+""",
     "models that share gradients": """
 def trained(**options):
     torch.manual_seed(0)

@@ -22,7 +22,7 @@ from allranks.collectives.arrays.reductions import Array
 from allranks.collectives.calls.sites import find
 from allranks.collectives.calls.specs import Spec
 from allranks.collectives.world.world import World
-from allranks.features.torch_jax import buckets, calls, cuda, tensors
+from allranks.features.torch_jax import backward, buckets, calls, cuda, tensors
 from allranks.features.torch_jax.group_base import NO_LIMIT_SECONDS, BaseGroup
 from allranks.features.torch_jax.messages import Mailbox
 from allranks.features.torch_jax.works import (
@@ -482,8 +482,13 @@ _RECORDED = {
     "recv": ("recv", 0),
     "recv_anysource": ("recvAnySource", 0),
 }
+_IN_PLACE = ("allreduce", "allreduce_coalesced", "broadcast", "reduce")
+"""Of these, the calls that replace the values of a tensor that may come from a computation."""
 for _method, (_title, _place) in _RECORDED.items():
-    _function = recorded(getattr(AllranksGroup, _method), _title, _place)
+    _function = getattr(AllranksGroup, _method)
+    if _method in _IN_PLACE:
+        _function = backward.warning(_function, _title)
+    _function = recorded(_function, _title, _place)
     setattr(AllranksGroup, _method, kept(_function) if FORGETS_HANDLES else _function)
 METHODS = tuple(_RECORDED)
 """The calls that have tensors."""
