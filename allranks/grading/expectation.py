@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import ContextDecorator
+from contextlib import ContextDecorator, suppress
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
@@ -119,7 +119,13 @@ class expect(ContextDecorator):
         traceback: TracebackType | None,
     ) -> None:
         recorder = self._stopped()
-        assert recorder is not None
+        if recorder is None:
+            if error is None:
+                raise UsageError(
+                    "expect() needs its begin and its end in one cell: found the end of a cell "
+                    "within, as get_ipython().run_cell() has one. Leave that out."
+                )
+            return
         ends = isinstance(error, RankLost) or not isinstance(error, Exception | SystemExit)
         this = world.current()
         if error is not None and ends:
@@ -147,7 +153,8 @@ class expect(ContextDecorator):
             recorder.stop()
         self._recorder = None
         if shell := get_ipython():
-            shell.events.unregister("post_execute", self._abandon)
+            with suppress(ValueError):  # the end of a cell has done so
+                shell.events.unregister("post_execute", self._abandon)
         return recorder
 
     def _abandon(self) -> None:

@@ -307,12 +307,19 @@ class Keras2Distributed(_Distributed):
             return super()._internal_apply_gradients(pairs)  # type: ignore[misc]
 
     def apply_gradients(self, grads_and_vars: Any, name: Any = None, **options: Any) -> Any:
-        apply: Any = super().apply_gradients  # type: ignore[misc]
         pairs = list(grads_and_vars)
-        variables = [variable for _, variable in pairs]
-        _set(self, _allranks_variables=variables)
+        _set(self, _allranks_variables=[variable for _, variable in pairs])
+        try:
+            return self._allranks_applied(pairs, name, options)
+        finally:
+            # Optimizers that scale the loss reduce before they call this.
+            _set(self, _allranks_variables=())
+
+    def _allranks_applied(self, pairs: Pairs, name: Any, options: dict[str, Any]) -> Any:
+        apply: Any = super().apply_gradients  # type: ignore[misc]
         if self._allranks_sums is None:
             return apply(pairs, name=name, **options)
+        variables = [variable for _, variable in pairs]
         with tf.init_scope():
             build(self, variables)
         sums: GradientSums = self._allranks_sums

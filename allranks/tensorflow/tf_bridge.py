@@ -133,6 +133,8 @@ def to_tensor(value: Any) -> Any:
     try:
         tensor = tf.convert_to_tensor(value)
     except (TypeError, ValueError) as error:
+        if type(value).__name__ == "KerasTensor":
+            raise  # Keras says where it can be used
         raise TypeError(f"a collective needs a dense tensor, {_instead(value)}") from error
     if tensor.dtype == tf.string:
         raise TypeError(f"a collective needs numbers or bool, found strings. {_OTHERS}")

@@ -470,10 +470,10 @@ class RankState:
     def renewing(self, place: str) -> Iterator[None]:
         """Within, this rank waits for the next epoch, in a call of ``renew()`` at a line."""
         self.board.write(WAITING, f"renew() at {place}")
-        self.board.put(RENEWING, self.epoch + 1)
-        if self.wake_exchange is not None:
-            self.wake_exchange()
         try:
+            self.board.put(RENEWING, self.epoch + 1)
+            if self.wake_exchange is not None:
+                self.wake_exchange()
             yield
         finally:
             self.board.put(RENEWING, 0)

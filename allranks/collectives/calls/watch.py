@@ -135,11 +135,13 @@ class Watch:
                 call.deadlock = verdict
                 raise deadlocks.error(with_source(verdict))
             why = why or own.refusal(rank, call)
-            if why is None:
-                why, awaited = own.renewal(rank), call.missing()
-            else:
+            if why is not None:
                 awaited = call.missing() or call.unfinished()
-            if why is not None and rank in awaited:
+            elif (why := own.renewal(rank)) is not None:
+                awaited = call.missing()  # read last, as the states of all members take long
+            else:
+                continue
+            if rank in awaited:
                 found.append((why[0], rank, why[1]))
         return found
 

@@ -44,9 +44,12 @@ class Parts(NamedTuple):
     nbytes: int
 
 
-def mistake(call: str, arguments: tuple[Any, ...], me: int, size: int) -> str:
+def mistake(
+    call: str, arguments: tuple[Any, ...], me: int, size: int, *, moves_all: bool = True
+) -> str:
     """Returns why a collective would leave its buffers, as the end of a sentence with "needs"; an
-    empty text if it does not. Only for a rank that uses both buffers.
+    empty text if it does not. Only for a rank that uses both buffers. ``moves_all``: whether MPI
+    moves all parts; those of a neighbour that is MPI.PROC_NULL may overlap others.
     """
     if call in _ONE_BUFFER:
         return ""
@@ -60,9 +63,10 @@ def mistake(call: str, arguments: tuple[Any, ...], me: int, size: int) -> str:
     parts = [read(arguments[place], ranks) for place in _PARTS[call]]
     received = parts[-1]
     for one in filter(None, parts):
-        if wrong := _misplaced(one, written=one is received and call != "Scatterv"):
+        written = moves_all and one is received and call != "Scatterv"
+        if wrong := _misplaced(one, written=written):
             return f"{wrong}. Compare the counts and displacements with the length of the buffer"
-    if received is None or is_in_place(arguments[0]):
+    if received is None or is_in_place(arguments[0]) or not moves_all:
         return ""
     if ranks and call != "Scatterv":
         sent = parts[0].lengths[me] if len(parts) > 1 and parts[0] else _nbytes(call, arguments)
@@ -151,7 +155,10 @@ def _spans(buffer: Any, parts: Parts | None) -> list[tuple[int, int] | None]:
     """Returns the addresses of each part's first byte and of the one behind its last."""
     if parts is None:
         return [None]
-    start = MPI.Get_address(_data(buffer))
+    try:
+        start = MPI.Get_address(_data(buffer))
+    except Exception:  # as in `_parts`, for an array with gaps
+        return [None]
     return [
         (start + begin, start + begin + length)
         for begin, length in zip(parts.begins, parts.lengths, strict=True)

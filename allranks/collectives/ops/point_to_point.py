@@ -167,8 +167,9 @@ _ORDER_HINT = (
 )
 _MASK_HINT = (
     "comm.{} moves all values of an array, also those that its mask hides, and the receivers get "
-    "no mask. Pass x.filled(0), or send x as an object: comm.{}(x)."
+    "no mask. Pass x.filled(0){}."
 )
+_MASKED_OBJECT = ", or send x as an object: comm.{}(x)"
 
 
 class PointToPoint(Raw):
@@ -287,7 +288,9 @@ class PointToPoint(Raw):
 
     def _hint_at_mask(self, op: str, buf: Any) -> None:
         if type(buf) is not np.ndarray and is_masked(buf):
-            self._world.hint(_MASK_HINT.format(op, op.lower()))
+            # Calls with counts, and others, have no form for objects.
+            other = _MASKED_OBJECT.format(op.lower()) if hasattr(self, op.lower()) else ""
+            self._world.hint(_MASK_HINT.format(op, other))
 
     def Recv(
         self, buf: Any, source: int = MPI.ANY_SOURCE, tag: int = MPI.ANY_TAG, status: Status = None
@@ -947,7 +950,9 @@ def _returning(name: str, peer: tuple[str, int] | None) -> Callable[..., Request
         else:
             self._used()
             made, room = _posted(name, plain, self, arguments, options)
-        request = (Prequest if isinstance(made, MPI.Prequest) else Request)(made)
+        kind: Any = Prequest if isinstance(made, MPI.Prequest) else Request
+        # Not by `Waiting.__new__`, which looks for copies, and takes longer.
+        request: Request | Prequest = kind.plain.__new__(kind, made)
         request.comm, request.op, request.every = self, name, peer is None
         request.epoch = self._world.epoch
         request.buffers, request.room = arguments, room
