@@ -47,9 +47,11 @@ WAITING = "Waiting for it:"
 
 #: What a user types: a magic, or what follows "Type:", up to the end of the clause.
 _COMMAND = re.compile(
-    r"(?:%{1,2}\w|(?<=[Tt]ype: )\S|(?<=[Tt]ype for example: )\S)"
+    r"(?:%{1,2}[a-z]{2}|(?<=[Tt]ype: )\S|(?<=[Tt]ype for example: )\S)"
     r"(?:[^\s.,;]|[.,;](?=\S)| (?! |\(|(?:and|or)\b))*"
 )
+#: They take no room on a line.
+_COLOURS = re.compile(r"\x1b\[[\d;]*m")
 #: Stands for a space within a command, and is no white space where a line is broken.
 _WITHIN = "\0"
 
@@ -59,9 +61,13 @@ def whole_commands(text: str, width: int) -> str:
     unless it is longer than a line.
     """
     return "\n".join(
-        _broken(line, width) if len(line) > width and _COMMAND.search(line) else line
+        _broken(line, width) if _is_long(line, width) and _COMMAND.search(line) else line
         for line in text.split("\n")
     )
+
+
+def _is_long(line: str, width: int) -> bool:
+    return len(line) > width and len(_COLOURS.sub("", line)) > width
 
 
 def _broken(line: str, width: int) -> str:
@@ -204,9 +210,9 @@ class FeatureFailed(AllranksError):
     """A feature raised in a hook: the cell fails, the ranks and their variables stay."""
 
 
+_BOX_WIDTH = 100
 #: White on dark green and dark red, of the 256 fixed colours: JupyterLab's white is a grey, whose
 #: contrast with its green and red is below 3, and not all terminals have colours of 24 bits.
-_BOX_WIDTH = 100
 RIGHT, WRONG, NOT_YET = "38;5;231;48;5;22", "38;5;231;48;5;88", "30;43"
 
 

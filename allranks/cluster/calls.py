@@ -81,6 +81,19 @@ class Turns:
                     time.sleep(_POLL_SECONDS)
             yield
 
+    @contextmanager
+    def taken_if_free(self) -> Iterator[bool]:
+        """Within, it is the turn of this thread, unless a call of another thread has it."""
+        if self._ranks.caller == threading.get_ident():
+            yield True  # as in `taken`
+            return
+        with ExitStack() as turn:
+            with deferred():  # an interrupt leaves no lock taken
+                free = self._turn.acquire(blocking=False)
+                if free:
+                    turn.callback(self._turn.release)
+            yield free
+
     def submit(self, call: Callable[..., Any], *args: Any, **options: Any) -> Future[Any]:
         """Makes a call in the thread of submitted calls."""
         executor = self._executor

@@ -256,12 +256,18 @@ class Cells:
         for it; returns whether the ranks are up.
         """
         self._look()
-        if self.roster.replaces_now and self._is_free and not self.occupied:
-            tell = tell or self.news.append
-            tell(self.connection.words.deaths_text())
-            with suppress(ClusterLost):  # then the state is lost, with the reason
-                tell(self.replace_dead(tell))
+        if self._may_replace() and not self.occupied:
+            with self.turns.taken_if_free() as free:
+                # Else a call of another thread begins, and replaces them: two would do it at once.
+                if free and self._may_replace():
+                    tell = tell or self.news.append
+                    tell(self.connection.words.deaths_text())
+                    with suppress(ClusterLost):  # then the state is lost, with the reason
+                        tell(self.replace_dead(tell))
         return self.roster.phase == "running"
+
+    def _may_replace(self) -> bool:
+        return self.roster.replaces_now and self._is_free
 
     def _look(self) -> None:
         """Handles events since the last cell."""
@@ -462,7 +468,13 @@ class Cells:
             )
         said: str
         tell = tell or self.news.append
-        said, pressed = self.hooks.command("replace_ranks", self.connection, tell)
+        with self.turns.taken_if_free() as free:
+            if not free:
+                raise UsageError(
+                    "expected idle ranks, found a call of another thread that begins. Wait a "
+                    "moment, and try again"
+                )
+            said, pressed = self.hooks.command("replace_ranks", self.connection, tell)
         if pressed:
             # The ranks are complete again, and the user still expects an interrupt.
             self.news.append(said)

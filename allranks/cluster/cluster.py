@@ -364,7 +364,7 @@ class Cluster:
             connection.inbox.put(InterruptRequested())
         elif roster.running is not None and connection.run is not None:
             connection.run.press()
-        elif not roster.busy and roster.phase == "running":
+        elif not roster.caller and roster.phase == "running":
             return connection.interrupt_clients()
         return roster.busy or connection.awaits_clients
 

@@ -16,9 +16,11 @@ from allranks.errors import Report
 
 _AROUND = 2
 _COLOURS = r"(?:\x1b\[[\d;]*m)*"
-#: A frame as IPython shows it, and its line, where it has no source.
+#: A frame as IPython shows it, and its line, where it has no source. A long line of a message with
+#: many of its parts must not take minutes: so it begins a line, and gives nothing back.
 _FRAME = re.compile(
-    rf"{_COLOURS}File {_COLOURS}(?P<file>[^\n\x1b]+?):(?P<line>\d+){_COLOURS}(?P<call>[^\n]*)"
+    rf"(?m)^{_COLOURS}File {_COLOURS}(?P<file>[^\n\x1b]+?):(?P<line>\d++){_COLOURS}"
+    r"(?P<call>[^\n]*+)"
     r"(?:\n[^\n]*Could not get source[^\n]*|(?=\n\n|\Z))"
 )
 #: The file of a cell's code, and perhaps a line, in any other text.

@@ -17,6 +17,8 @@ from allranks.errors import UsageError
 
 _MPI = "mpi4py.MPI"
 _COUNTED_NBYTES = 10_000_000
+#: Libraries whose tensors copy their values to be pickled.
+_COPYING = ("torch", "cupy")
 _INSTEAD = "Send its data, such as a list or an array, or make it in a cell that runs on the ranks."
 
 
@@ -48,14 +50,31 @@ class _Enough(Exception):
     pass
 
 
+class _CountingPickler(cloudpickle.Pickler):  # type: ignore[misc]
+    """Counts tensors by their size: libraries would copy their values before they are written."""
+
+    def __init__(self, counter: _Counter, buffers: list[pickle.PickleBuffer]) -> None:
+        super().__init__(counter, protocol=5, buffer_callback=buffers.append)
+        self._counter = counter
+
+    def reducer_override(self, value: Any) -> Any:
+        """Returns how an object is pickled."""
+        if type(value).__module__.partition(".")[0] in _COPYING:
+            nbytes = getattr(value, "nbytes", None)
+            if type(nbytes) is int and nbytes > _COUNTED_NBYTES:
+                self._counter.nbytes += nbytes
+                return str, ()
+        return super().reducer_override(value)
+
+
 def sent_nbytes(value: Any) -> int | None:
     """Returns how many bytes a value has when it is sent; None if it cannot be pickled.
 
-    It copies no array of numpy, and ends soon: of other large values it counts a part.
+    It copies no array and no tensor, and ends soon: of other large values it counts a part.
     """
     counter, buffers = _Counter(), list[pickle.PickleBuffer]()
     try:
-        cloudpickle.Pickler(counter, protocol=5, buffer_callback=buffers.append).dump(value)
+        _CountingPickler(counter, buffers).dump(value)
     except _Enough:
         pass
     except Exception:  # an object's __reduce__ may raise anything

@@ -98,7 +98,7 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
 def _run(typed: argparse.Namespace) -> int:
     words = [word for word in (typed.script, *typed.arguments) if word is not None]
     if typed.module is not None:
-        words = ["-m", *typed.module]
+        words = ["-m", *typed.module, *words]  # the latter after -mpackage.train, in one word
     # As it is typed after mpiexec: python train.py, or python -m train.
     elif words and os.path.basename(words[0]).startswith("python") and not os.path.isfile(words[0]):
         words = words[2:] if words[1:2] == ["-u"] else words[1:]

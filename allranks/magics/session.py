@@ -249,12 +249,17 @@ class RanksProxy:
 
     def __getitem__(self, name: str) -> dict[int, Any]:
         running = self._session.running
+        if running is None and self._session.where():
+            running = self._session.cluster()  # another notebook has them: as for pull
         if running is None:
             raise UsageError("expected ranks, whose variables to copy, found none. " + _SET_IT)
         return running[name]
 
     def __setitem__(self, name: str, value: Any) -> None:
         self._session.cluster()[name] = value
+
+    def __bool__(self) -> bool:
+        return True  # as before they have started, when their number is 0
 
     def __len__(self) -> int:
         return running.size if (running := self._session.running) is not None else 0

@@ -88,8 +88,9 @@ _TQDM = re.compile(
 _RICH = re.compile(r"(?P<name>.*?) *[━╸╺]+ +(?P<percent>\d+)% (?P<elapsed>[\d:]*)")
 _KERAS = re.compile(r" *(?P<done>\d+)/(?P<total>\d+) (?:━+|\[[=>.]+\])(?P<rest>.*)")
 _METRIC = re.compile(r" - (\w+: \S+)")
-#: The beginning of a note about a wait that lasts: of the same call, the next note says all again.
-_WAIT = re.compile(r".+? has (?:waited|moved no data for) (?=\d+ s\b)")
+#: The beginning of a note about a wait that lasts. The next note about the same wait says all
+#: again, with more seconds; one with as many, or fewer, is of the next time that the call waits.
+_WAIT = re.compile(r"(.+? has (?:waited|moved no data for)) (\d+) s\b")
 
 
 class Line(NamedTuple):
@@ -114,8 +115,8 @@ class RankText:
         self._open = False
         #: How far above the last line the next text goes, as where there are several bars.
         self._up = 0
-        #: The call of the last note about a wait, and the lines from there to its end.
-        self._wait, self._wait_lines = "", (0, 0)
+        #: The call of the last note about a wait, its seconds, and the lines from there to its end.
+        self._wait, self._waited, self._wait_lines = "", 0, (0, 0)
 
     def feed(self, kind: str, text: str) -> None:
         if "\x1b[" in text:
@@ -123,17 +124,18 @@ class RankText:
         if self._up or _UP in text:
             self._feed_around(kind, text)
         elif kind == "note" and (found := _WAIT.match(text)):
-            self._feed_wait(found[0], text)
+            self._feed_wait(found[1], int(found[2]), text)
         else:
             self._feed(kind, text)
 
-    def _feed_wait(self, call: str, text: str) -> None:
+    def _feed_wait(self, call: str, seconds: int, text: str) -> None:
         begin, end = self._wait_lines
-        if call == self._wait and end == len(self.lines):
+        if call == self._wait and seconds > self._waited and end == len(self.lines):
             del self.lines[begin:]
         begin = len(self.lines)
         self._feed("note", text)
-        self._wait, self._wait_lines = call, (begin, len(self.lines))
+        self._wait, self._waited = call, seconds
+        self._wait_lines = begin, len(self.lines)
 
     def _feed_around(self, kind: str, text: str) -> None:
         for piece in _MOVES.split(text):

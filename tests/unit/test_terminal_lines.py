@@ -31,6 +31,16 @@ def test_other_lines_are_left_to_the_terminal():
     assert whole_commands(long, 80).replace("\n", " ") == long
 
 
+def test_colours_take_no_room_and_a_format_is_no_command():
+    source = (
+        "\x1b[32m----> 4\x1b[39m \x1b[38;5;28;01mraise\x1b[39;00m E(\x1b[33m'%d of %s'\x1b[39m)"
+    )
+    assert len(source) > 60
+    assert whole_commands(f"{source}  # %distributed", 60) == f"{source}  # %distributed"
+    long = f"print('%s of {'many ' * 20}' % name)"
+    assert whole_commands(long, 60) == long
+
+
 def test_errors_and_notices_are_broken_in_a_terminal_only(monkeypatch, capsys):
     told = f"{'expected ' * 7}ranks, found none. Type: {START}"
     errors = UsageError(told), CellFailed(told)

@@ -40,6 +40,14 @@ def end_by_interrupt(kind: type[AsyncResult]) -> Callable[[], None]:
             ranks = _ranks_of(result) if by_view else []
             if not ranks:
                 raise
+            if behind := _behind(result, ranks):
+                # They would hear it in the earlier request, which may be a training.
+                does = "has" if len(behind) == 1 else "have"
+                raise CellInterrupted(
+                    f"the wait for the call of {result._fname} was interrupted. {label(behind)} "
+                    f"{does} an earlier request to answer first, and then this one. To end one "
+                    "after the other, type: ranks.interrupt()"
+                ) from None
             _end(result, ranks)
         raise CellInterrupted(*_told(result, ranks))
 
@@ -64,6 +72,13 @@ def _ranks_of(result: Any) -> list[int]:
     busy = [rank for rank, engine in ours.items() if asked & waits.get(engine, set())]
     # A broadcast view has one request for all.
     return busy or [rank for rank in result._targets or () if rank in ours]
+
+
+def _behind(result: Any, ranks: Collection[int]) -> list[int]:
+    """Returns those of these ranks that have still to answer an earlier request."""
+    client, asked = result._client, {*result.msg_ids}
+    waits = client._outstanding_dict
+    return [rank for rank in ranks if waits.get(client._engines.get(rank), set()) - asked]
 
 
 def _end(result: Any, ranks: Collection[int]) -> None:

@@ -139,13 +139,17 @@ def _replace_dead(_result: object) -> None:
     Else only the next cell for the ranks would, and further requests of views would fail.
     """
     running = cluster.running()
-    if running is None or running.roster.busy or not client_requests.are_followed():
+    if running is None or running.roster.caller or not client_requests.are_followed():
         return
-    cells, known = running.cells, {*running.roster.dead}
-    if not cells.is_up(print):
-        print(running.lost_because)
-    elif {*running.roster.dead} - known:
-        print(f"{cells.connection.words.deaths_text()}. Type: {cells.hooks.replaces_ranks}")
+    cells = running.cells
+    with cells.turns.taken_if_free() as free:
+        if not free:
+            return  # a submitted call begins: it replaces them itself
+        known = {*running.roster.dead}
+        if not cells.is_up(print):
+            print(running.lost_because)
+        elif {*running.roster.dead} - known:
+            print(f"{cells.connection.words.deaths_text()}. Type: {cells.hooks.replaces_ranks}")
 
 
 FEATURE = NotebookClients

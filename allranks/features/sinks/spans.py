@@ -139,10 +139,12 @@ class OpenTelemetry:
         cell = self._cells.get(record.cell)
         if cell is not None:
             cell.update_name(record.label)
-        # Members of an ensemble have no span above that of their rank.
+        # A cell that a feature runs at the end of another one belongs to that; members of an
+        # ensemble have no span above that of their rank.
+        above = self._cells.get(record.cell - 1) if cell is None else cell
         span = self._tracer.start_span(
             f"rank {record.rank}" if cell is not None else f"{record.label}, rank {record.rank}",
-            set_span_in_context(cell) if cell is not None else None,
+            set_span_in_context(above) if above is not None else None,
             start_time=_ns(record.began),
             attributes={"allranks.rank": record.rank, "host.name": record.host},
         )

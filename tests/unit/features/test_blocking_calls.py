@@ -79,6 +79,14 @@ def test_a_broadcast_view_has_one_request_for_all_of_its_ranks(get):
         get(result)
 
 
+def test_an_earlier_request_that_still_runs_is_left_alone(get):
+    result = Result()
+    result._client._outstanding_dict["engine-1"].add("training")
+    with pytest.raises(CellInterrupted, match="rank 1 has an earlier request to answer first"):
+        get(result)
+    assert result._client.signals == []
+
+
 def test_ranks_that_do_not_react_are_named_with_the_command_that_ends_them(get):
     with pytest.raises(CellInterrupted, match="rank 1 does not react") as told:
         get(Result(reacts=False))

@@ -74,7 +74,7 @@ class WithVariables(Cluster):
 
 
 def proxy(running):
-    return RanksProxy(SimpleNamespace(running=running, cluster=lambda: running))
+    return RanksProxy(SimpleNamespace(running=running, cluster=lambda: running, where=lambda: ""))
 
 
 def test_ranks_have_their_variables_by_name():
