@@ -62,12 +62,12 @@ def test_ranks_are_left_to_others_where_an_interrupt_comes_just_after_an_attach(
         def let_go(self):
             left.append("host agent")
 
-    left: list[str] = []
+    left, roster = list[str](), ClusterState(2)
     monkeypatch.setattr(sessions, "AttachedHostAgent", Taken)
     monkeypatch.setattr(ownership, "attach", lambda cells, taken, tell: None)
     monkeypatch.setattr(ownership, "detach", left.append)
     session = NotebookHooks([NotebookAttach]).command("session", NotebookHooks([NotebookAttach]))
-    session._make = lambda asked: SimpleNamespace(cells="ranks", state="running")
+    session._make = lambda asked: SimpleNamespace(cells="ranks", state="running", roster=roster)
     with pytest.raises(KeyboardInterrupt):
         session._attach_to(SimpleNamespace())
     assert left == ["ranks", "host agent"]
@@ -80,6 +80,7 @@ def test_ranks_that_were_started_again_stay_and_are_shared_as_those_before(monke
     monkeypatch.setattr(ownership, "stay", lambda cells, seconds, memo: stayed.append(seconds))
     cells = SimpleNamespace(is_up=lambda tell: True, news=[])
     ranks = SimpleNamespace(state="running", cells=cells, roster=ClusterState(2))
+    ranks.roster.set_phase("running")
     own.feed = WatcherFeed()
     session._have(ranks)
     session.detach_on_exit("60s")
