@@ -18,5 +18,5 @@ RESTORE = "restore"
 #: and ``new`` as of SETTLE, and the names that are ``left`` out, with the reason.
 SAVE = "save"
 #: Load them, and make the process ``sets`` again. It goes to all ranks at once, also to those that
-#: have no such file. The answer has the names that are ``left`` out, with the reason.
+#: have no such file. The answer has the ``problem``, which is empty if there is none.
 LOAD = "load"
