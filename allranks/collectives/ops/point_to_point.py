@@ -803,16 +803,18 @@ class Request(Waiting, MPI.Request, metaclass=StandIn):
         """MPI_Request_free. MPI ends a message that is under way, and its buffer is kept so long;
         a collective cannot be freed.
         """
-        if self.comm is None or self.every or self == _NO_REQUEST or self.Get_status():
-            super().Free()
+        # mpi4py.futures calls ``MPI.Request.Free`` with requests of mpi4py's own class.
+        comm = getattr(self, "comm", None)
+        if comm is None or self.every or self == _NO_REQUEST or self.Get_status():
+            Request.plain.Free(self)
             return
-        self.comm._world.dropped_requests.append(self.plain(self))
+        comm._world.dropped_requests.append(self.plain(self))
         memmove(MPI._addressof(self), MPI._addressof(_NO_REQUEST), MPI._sizeof(self))
 
     def free(self) -> None:
         """Frees a request that is not the null request."""
         if self != _NO_REQUEST:
-            self.Free()
+            Request.Free(self)
 
 
 class Prequest(Waiting, MPI.Prequest, metaclass=StandIn):
