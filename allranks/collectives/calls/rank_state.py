@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from allranks.collectives.calls.sites import Site, with_source
-from allranks.records.ranks import compact
+from allranks.records.ranks import compact, label
 
 if TYPE_CHECKING:
     from allranks.collectives.calls.call import Call
@@ -561,6 +561,15 @@ class RankState:
             return "A dead rank can be replaced only between cells."
         if self.is_lost(rank):
             return "Check that host and its network, and start the ranks again."
+        runs = self.scope.ranks
+        if runs is not None and rank not in runs:  # it may have failed in an earlier cell
+            other = "leave out this call"
+            if len(runs) > 1:
+                other = "use a process set of the ranks that run it"
+            return (
+                f"The cell runs on {label(sorted(runs))} only, the other ranks take no part. "
+                f"Run it on all ranks (%%distributed without -r), or {other}."
+            )
         if self.has_failed(rank) or (self.board.get(rank, FAILED) and INTERRUPTED not in why):
             return f"Correct the error of rank {rank}."
         return ""

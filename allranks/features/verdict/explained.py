@@ -20,17 +20,18 @@ _SHOWN_RANKS = 64
 
 
 def explain(cell: CellParts) -> str:
-    """Returns the causes of a cell with their figures, or what takes its time."""
+    """Returns the causes of a cell with their figures, or what takes its time; first its number."""
     loop = Loop.of(cell)
     lines = [f"{one.text}.\n  → {one.next}" for one in verdicts(cell)]
     if loop is None:
-        return "\n".join([*lines, f"In[{cell.number}] has no loop of {LEAST_STEPS} steps."])
+        lines.append(f"no loop of {LEAST_STEPS} steps")
+        return f"In[{cell.number}]: " + "\n".join(lines)
     if not lines:
         lines = [
             f"nothing stands out: computing {loop.computing:.0%}, waiting {loop.waiting:.0%}, "
             f"transfer {loop.transfer:.0%}"
         ]
-    return "\n".join([*lines, _table(cell, loop).text()])
+    return f"In[{cell.number}]: " + "\n".join([*lines, _table(cell, loop).text()])
 
 
 def _table(cell: CellParts, loop: Loop) -> Table:

@@ -93,15 +93,10 @@ class RankLoop:
     @cached_property
     def used(self) -> Sample | None:
         """The differences of the counters over the loop; None if too few samples are known."""
-        samples, began, ended = self.part.samples, self.edges[0], self.edges[-1]
-        first = max((at for at, one in enumerate(samples) if one.at <= began), default=0)
-        last = next((at for at, one in enumerate(samples) if one.at >= ended), len(samples) - 1)
-        if last <= first:
+        if self._sampled is None:
             return None
-        a, b = samples[first], samples[last]
-        covered = (min(b.at, ended) - max(a.at, began)) / self.seconds
-        if covered < _COVERED:
-            return None
+        a, b = self._sampled
+        covered = (min(b.at, self.edges[-1]) - max(a.at, self.edges[0])) / self.seconds
         # The first sample is taken a moment after the cell's beginning. Samples are rare: before
         # calls that are left out they are of the same loop, and of more time than the calls.
         scale = self.seconds / (b.at - a.at) if self.part.left_out else 1 / covered
@@ -113,6 +108,29 @@ class RankLoop:
             b.rss_nbytes - a.rss_nbytes,
             scale * (b.idle - a.idle),
         )
+
+    @property
+    def main_ready(self) -> float | None:
+        """How much of the time the main thread had no core, between the samples around the loop.
+
+        A wait for a core is counted at its end: it may have begun before the first sample.
+        """
+        if self._sampled is None:
+            return None
+        a, b = self._sampled
+        return min(1.0, (b.main_ready - a.main_ready) / (b.at - a.at))
+
+    @cached_property
+    def _sampled(self) -> tuple[Sample, Sample] | None:
+        """The samples next to both ends of the loop; None if they cover too little of it."""
+        samples, began, ended = self.part.samples, self.edges[0], self.edges[-1]
+        first = max((at for at, one in enumerate(samples) if one.at <= began), default=0)
+        last = next((at for at, one in enumerate(samples) if one.at >= ended), len(samples) - 1)
+        if last <= first:
+            return None
+        a, b = samples[first], samples[last]
+        covered = (min(b.at, ended) - max(a.at, began)) / self.seconds
+        return (a, b) if covered >= _COVERED else None
 
     @cached_property
     def lines(self) -> Spent | None:
@@ -256,8 +274,7 @@ class Loop:
         return used.ready / used.at if used is not None else None
 
     def main_ready(self, rank: int) -> float | None:
-        used = self.ranks[rank].used
-        return used.main_ready / used.at if used is not None else None
+        return self.ranks[rank].main_ready
 
     @cached_property
     def has_hosts_alone(self) -> bool:

@@ -31,6 +31,10 @@ _LEAST_SECONDS = 1.0
 _ASK_SECONDS = 1.0
 #: The parts of this many cells are kept.
 _CELLS = 20
+_KEPT = (
+    f"ran for {_LEAST_SECONDS:g} s or longer on several ranks, with {LEAST_STEPS} or more "
+    "collectives of one line"
+)
 #: Of a row of `Timings`.
 _CALLS_AT = 6
 
@@ -111,6 +115,8 @@ class NotebookVerdict(NotebookFeature):
         self._check = ""
         #: By the numbers that the notebook shows.
         self._cells: dict[int, CellParts] = {}
+        self._is_last_kept = True
+        """Whether the last of them is the last cell that the ranks have run."""
 
     def started(self, cluster: ClusterContext) -> None:
         said = cluster.settings.get(VARIABLE) or os.environ.get(VARIABLE, "")
@@ -128,6 +134,7 @@ class NotebookVerdict(NotebookFeature):
             check, self._check = self._check, ""
             self.cell.ask_soon(CHECK, {"what": check}, lambda _: None, self.cell.ranks)
             self.in_cells = self._judges
+        self._is_last_kept = False
         if self._judges and len(self.cell.ranks) > 1:
             self._watched = WatchedCell(self.cell)
             self.arriving = (Timings, Points, Pulse, Reply)
@@ -191,6 +198,7 @@ class NotebookVerdict(NotebookFeature):
     def _keep(self, parts: CellParts) -> None:
         self._cells.pop(parts.number, None)
         self._cells[parts.number] = parts
+        self._is_last_kept = True
         for old in [*self._cells][:-_CELLS]:
             del self._cells[old]
 
@@ -217,6 +225,11 @@ class NotebookVerdict(NotebookFeature):
                 "Type for example: %distributed why 12 15"
             )
         cells = [self._find(word) for word in words] or [self._find("")]
+        if not words and not self._is_last_kept:
+            return (
+                "the last cell on ranks has no records to explain. Needed is one that "
+                f"{_KEPT}, as this earlier one:\n{explain(cells[0])}"
+            )
         if len(cells) == 1:
             return explain(cells[0])
         return f"{compare(*cells)}\n\n{explain(cells[0])}\n\n{explain(cells[1])}"
@@ -230,9 +243,8 @@ class NotebookVerdict(NotebookFeature):
             there = ", ".join(map(str, sorted(self._cells))) or "none so far"
             asked = f", and {word!r:.20} is none of them" if word else ""
             raise UsageError(
-                f"expected the number of a cell that ran for {_LEAST_SECONDS:g} s or longer on "
-                f"several ranks, with {LEAST_STEPS} or more collectives of one line, found "
-                f"{there}{asked}. Type for example: %distributed why 12"
+                f"expected the number of a cell that {_KEPT}, found {there}{asked}. "
+                "Type for example: %distributed why 12"
             )
         return found
 

@@ -46,7 +46,7 @@ def wrong(cell: CellParts, loop: Loop | None) -> list[Verdict]:
     """Returns the causes of wrong results; one that takes no part of the time is a note."""
     spread = spread_not_finite(cell)
     return [
-        *mixed_lines(cell),
+        *(mixed_lines(cell) or left_out_line(cell)),
         *(spread or not_a_number(cell)),
         *(different_weights(cell, loop) or different_variables(cell, loop)),
         *same_data(cell),
@@ -102,15 +102,88 @@ def mixed_lines(cell: CellParts) -> list[Verdict]:
     return []
 
 
-def _counts_by_line(part: RankPart, size: int) -> Counter[tuple[str, str]]:
+def left_out_line(cell: CellParts) -> list[Verdict]:
+    """Calls of a line that some ranks leave out, whose later calls met those of other lines.
+
+    The ranks have made as many calls of each line then, but in another order. They began alike, and
+    left when the others had as many calls to make as they had left out: so no branches of an
+    ``if`` on the rank, and no threads.
+    """
+    rows = {part.rank: _calls_in_order(part, len(cell.ranks)) for part in cell.ranks}
+    others = tuple(rank for rank in rows if rank not in cell.left)
+    if not cell.left or not others or any(part.left_out for part in cell.ranks):
+        return []
+    whole = max((rows[rank] for rank in others), key=len)
+    made = rows[cell.left[0]]
+    if any(rows[rank] != made for rank in cell.left):
+        return []
+    if any(rows[rank] != whole[: len(rows[rank])] for rank in others) or made[:1] != whole[:1]:
+        return []
+    missing, rest = _missing(made, whole)
+    # What the others still had to call when these ranks left.
+    if len({*missing}) != 1 or (rest and not _is_at(rest[0], cell.waits_at)):
+        return []
+    op, place = missing[0]
+    count = len(missing)
+    times = "once" if count == 1 else f"{count:,} times"
+    return [
+        Verdict(
+            "mixed",
+            1.0,
+            f"{label(cell.left)} left out {place}, {times}, and from then on {op} combined values "
+            f"of different lines: the results are wrong",
+            f"Make the call of {place.partition(' ')[0]} on every rank: look for an `if` on the "
+            "rank, or a loop with fewer batches",
+            cell.left,
+        )
+    ]
+
+
+def pairs_unlike_lines(cell: CellParts) -> bool:
+    """Whether a call of one line met that of another one, and all ranks call both lines."""
+    rows = [_calls_in_order(part, len(cell.ranks)) for part in cell.ranks]
+    common = set(rows[0]).intersection(*rows)
+    return any(len({*met}) > 1 and common.issuperset(met) for met in zip(*rows, strict=False))
+
+
+_CallOfLine = tuple[str, str]
+
+
+def _missing(
+    made: Sequence[_CallOfLine], whole: Sequence[_CallOfLine]
+) -> tuple[list[_CallOfLine], Sequence[_CallOfLine]]:
+    """Returns the calls that a rank left out before one that it made, and those it made after all
+    that the others had made.
+    """
+    missing: list[_CallOfLine] = []
+    at = 0
+    for index, one in enumerate(made):
+        try:
+            found = whole.index(one, at)
+        except ValueError:
+            return missing, made[index:]
+        missing += whole[at:found]
+        at = found + 1
+    return missing, []
+
+
+def _is_at(call: _CallOfLine, line: int | None) -> bool:
+    return call[1].partition(" ")[0].endswith(f":{line}")
+
+
+def _counts_by_line(part: RankPart, size: int) -> Counter[_CallOfLine]:
     """Returns how often the rank has made the calls of all ranks, by operation and line."""
-    found: Counter[tuple[str, str]] = Counter()
-    for call in part.calls:
-        kind = part.kinds[call.kind]
+    return Counter(_calls_in_order(part, size))
+
+
+def _calls_in_order(part: RankPart, size: int) -> list[_CallOfLine]:
+    """Returns the operations and lines of the rank's calls of all ranks."""
+    lines = [
         # A call that has a name of its own may have another line each time.
-        if kind.source and kind.meets(size):
-            found[kind.op, f"{kind.name} `{kind.source}`"] += 1
-    return found
+        (kind.op, f"{kind.name} `{kind.source}`") if kind.source and kind.meets(size) else None
+        for kind in part.kinds
+    ]
+    return [line for call in part.calls if (line := lines[call.kind]) is not None]
 
 
 def not_a_number(cell: CellParts) -> list[Verdict]:

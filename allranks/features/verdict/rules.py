@@ -16,7 +16,7 @@ from allranks.features.verdict import LEAST_STEPS
 from allranks.features.verdict.cause import Verdict
 from allranks.features.verdict.loop import OWN_CORES, Looked, Loop, RankLoop, Spent
 from allranks.features.verdict.records import CellParts, CodeLine, Doing, EndedCall, RankPart
-from allranks.features.verdict.results import wrong
+from allranks.features.verdict.results import pairs_unlike_lines, wrong
 from allranks.records.ranks import label
 from allranks.widgets.dashboard.tables import seconds
 
@@ -104,7 +104,8 @@ def verdicts(cell: CellParts) -> list[Verdict]:
 def unequal_steps(cell: CellParts, loop: Loop) -> list[Verdict]:
     if not cell.left or any(one.part.left_out for one in loop.ranks.values()):
         return []
-    if not _is_in_loop(loop, f":{cell.waits_at}"):
+    # A rank that leaves out a call, and not a step, also leaves before the others.
+    if pairs_unlike_lines(cell) or not _is_in_loop(loop, f":{cell.waits_at}"):
         return []
     # A rank that was interrupted in its last call has not counted it.
     done = max(_count(loop, one.part) for one in loop.ranks.values())

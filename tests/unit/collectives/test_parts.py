@@ -16,6 +16,7 @@ from allranks.collectives.calls.rank_state import (
     BROKE,
     BROKEN,
     ENTERED,
+    FAILED,
     PID,
     REQUEST,
     TICKET,
@@ -277,3 +278,19 @@ def test_the_advice_about_a_dead_rank_is_true_before_and_after_another_one_takes
     state = RankState(0, (0, 0), Board(pages, (0, 1), 0))
     state.died[1] = "has died"
     assert state.advice(1, "has died") == "A dead rank can be replaced only between cells."
+
+
+def test_a_rank_that_does_not_run_the_cell_has_no_error_to_correct():
+    pages = mmap.mmap(-1, Board.nbytes(3))
+    state = RankState(1, (0, 0, 0), Board(pages, (0, 1, 2), 1))
+    Board(pages, (0, 1, 2), 0).put(FAILED, 1)  # in an earlier cell
+    state.enter("cell In[26]", (1,), 26)
+    _, why = state.departure(0)
+    assert why == "does not run cell In[26] (-r 1)"
+    assert state.advice(0, why) == (
+        "The cell runs on rank 1 only, the other ranks take no part. Run it on all ranks "
+        "(%%distributed without -r), or leave out this call."
+    )
+    state.enter("cell In[27]", (1, 2), 27)
+    assert "runs on ranks 1–2 only" in state.advice(0, why)
+    assert state.advice(0, why).endswith("use a process set of the ranks that run it.")

@@ -102,7 +102,7 @@ def test_the_line_of_a_slow_rank_is_shown(feature):
     assert line.startswith("rank 2 is the slow one: ")
     assert line.endswith("or give rank 2 less work")
     assert feature.command("verdict", 3) == line
-    assert feature.command("why", []).startswith("rank 2 is the slow one: ")
+    assert feature.command("why", []).startswith("In[3]: rank 2 is the slow one: ")
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), ZeroDivisionError("of a mean")])
@@ -270,6 +270,22 @@ def test_why_lists_the_cells_that_it_has(feature):
     with pytest.raises(UsageError, match="one or two cells, found 3"):
         feature.command("why", ["1", "2", "3"])
     assert "is as fast as" in feature.command("why", ["3", "3"])
+
+
+def test_why_says_if_the_last_cell_has_no_records(feature):
+    run(feature, Shown(SLOW), timings(300))
+    run(feature, Shown(SLOW, shown=False), timings(300))
+    assert feature.command("why", []).startswith("In[3]: rank 2 is the slow one: ")
+    run(feature, Shown(each_rank(SLOW, number=5)), timings(1))
+    first, second, *_ = feature.command("why", []).splitlines()
+    assert first == (
+        "the last cell on ranks has no records to explain. Needed is one that ran for 1 s or "
+        "longer on several ranks, with 20 or more collectives of one line, as this earlier one:"
+    )
+    assert second.startswith("In[3]: rank 2 is the slow one: ")
+    assert feature.command("why", ["3"]).startswith("In[3]: ")
+    run(feature, Shown(each_rank(SLOW, number=6)), timings(300))
+    assert feature.command("why", []).startswith("In[6]: rank 2 is the slow one: ")
 
 
 def test_samples_are_thinned_with_both_ends():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import pytest
@@ -78,6 +79,60 @@ def test_branches_on_the_rank_whose_calls_meet_are_no_mistake():
         branches, ranks=[with_value(every, 30, 30, 30, place="In[3]:7").ranks[0], *every.ranks[1:]]
     )
     assert found(part) == []
+
+
+#: The second call of a step.
+ACCURACY = Kind("allreduce", "In[3]:12", 100_000, 0, "allreduce(accuracy)")
+WAITS = {"well": False, "left": (0,), "waits_at": 12}
+
+
+def with_calls(lines: Mapping[int, Sequence[int]], **fields) -> CellParts:
+    """A cell whose ranks have made calls of these lines, one after the other."""
+    steps = max(map(len, lines.values()))
+    parts = cell([0.01] * len(lines), steps=steps, kinds=[GRADIENTS, ACCURACY], **fields)
+    rows = []
+    for part in parts.ranks:
+        own = zip(part.calls, lines[part.rank], strict=False)
+        rows.append({"calls": [one._replace(kind=at) for one, at in own]})
+    return with_parts(parts, *rows)
+
+
+def steps_of(count: int, *skips: int) -> list[int]:
+    """The lines of steps with two calls each, but one in some steps."""
+    return [at for step in range(count) for at in (0, 1) if not (at and step in skips)]
+
+
+def test_a_call_that_a_rank_skips_is_named_in_place_of_different_numbers_of_steps():
+    every = steps_of(30)[:-1]
+    parts = with_calls({0: steps_of(30, 5), 1: every, 2: every, 3: every}, **WAITS)
+    (said,) = verdicts(parts)
+    assert (said.kind, said.ranks) == ("mixed", (0,))
+    assert str(said) == (
+        "rank 0 left out In[3]:12 `allreduce(accuracy)`, once, and from then on allreduce combined "
+        "values of different lines: the results are wrong. Make the call of In[3]:12 on every "
+        "rank: look for an `if` on the rank, or a loop with fewer batches"
+    )
+    rest = every[:-2]
+    (said,) = verdicts(with_calls({0: steps_of(30, 5, 9, 17), 1: rest, 2: rest}, **WAITS))
+    assert "rank 0 left out In[3]:12 `allreduce(accuracy)`, 3 times, and" in said.text
+
+
+def test_ranks_that_skip_calls_in_different_steps_have_not_made_fewer_steps():
+    rows = {0: steps_of(30, 5, 9), 1: steps_of(30, 7)[:58], 2: steps_of(30)[:58]}
+    assert found(with_calls(rows, **WAITS)) == []
+
+
+def test_ranks_with_fewer_steps_of_two_lines_have_left_none_out():
+    each = dict.fromkeys(range(3), steps_of(29))
+    parts = with_calls(each, well=False, left=(0,), waits_at=9)
+    assert [kind for kind, _ in found(parts)] == ["steps"]
+
+
+def test_branches_by_turns_and_fewer_steps_are_not_taken_for_a_call_that_is_left_out():
+    turns = {rank: [(rank + step) % 2 for step in range(60)] for rank in range(2)}
+    for line in (9, 12):
+        parts = with_calls(turns, well=False, left=(0,), waits_at=line)
+        assert "mixed" not in [kind for kind, _ in found(parts)]
 
 
 def test_calls_of_a_group_of_some_ranks_are_no_mistake():

@@ -692,13 +692,13 @@ def test_named_calls_are_those_of_the_line_at_which_looks_have_found_the_loop():
 
 def test_without_a_cause_the_shares_of_time_are_listed():
     text = explain(cell([0.009, 0.009]))
-    assert text.startswith("nothing stands out: computing 90%, waiting 0%, transfer 10%\n")
+    assert text.startswith("In[3]: nothing stands out: computing 90%, waiting 0%, transfer 10%\n")
     assert "a step: the mean of 299, each up to allreduce at In[3]:9 `allreduce(gradients)`" in text
 
 
 def test_a_cause_is_explained_with_the_times_of_each_rank():
     text = explain(cell([0.01, 0.01, 0.025]))
-    assert text.startswith("rank 2 is the slow one: ")
+    assert text.startswith("In[3]: rank 2 is the slow one: ")
     (row,) = [line for line in text.splitlines() if line.startswith("  rank 0")]
     assert " ".join(row.split()) == (
         "rank 0 26.0 ms 10.0 ms 15.0 ms 1.0 ms 0% rank 2, 58% of the time"
@@ -713,6 +713,16 @@ def test_a_rank_has_no_core_for_at_most_the_whole_time_however_many_threads_it_h
         for part in parts.ranks
     ]
     assert explain(replace(parts, ranks=threads)) == explain(parts)
+
+
+def test_samples_beyond_the_loop_do_not_add_to_the_time_without_a_core():
+    # Half of a long time was without a core, and the loop is a part of that time.
+    parts = each_rank(
+        cell([0.01, 0.01], steps=30),
+        samples=[Sample(-1.0, 0.0, 0.0, 0.0, 5e8), Sample(1.0, 1.0, 1.0, 1.0, 5e8)],
+    )
+    (row,) = [line for line in explain(parts).splitlines() if line.startswith("  rank 0")]
+    assert " 50%" in row
 
 
 def test_two_cells_are_compared_by_the_part_that_explains_the_difference():
