@@ -525,6 +525,20 @@ def test_the_table_tells_parameters_metrics_and_errors():
     assert "<b>" not in runs._repr_html_()
 
 
+def test_numbers_with_the_name_of_a_column_stay_in_the_table():
+    runs = table()
+    for member in runs.finished:
+        member.numbers = {"error": member.number / 8, "member": 7}
+    runs[0].numbers["result"] = 0.25
+    assert [row["error"] for row in runs.rows()] == [0, 0.125, 0.25, None]
+    assert [row["member_error"] for row in runs.rows()] == ["", "", "", "ValueError: no"]
+    assert (runs.rows()[0]["result"], runs.rows()[0]["member_result"]) == (0.25, "")
+    pytest.importorskip("pandas", reason="pip install pandas")
+    frame = runs.to_pandas()
+    assert frame.loc[2, "error"] == 0.25
+    assert frame.loc[3, "member_error"] == "ValueError: no"
+
+
 def test_the_table_is_a_pandas_table_where_there_is_pandas(monkeypatch):
     pytest.importorskip("pandas", reason="pip install pandas")
     frame = table().to_pandas()
