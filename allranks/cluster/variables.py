@@ -28,8 +28,10 @@ def pack(values: dict[str, Any], to: str) -> bytes:
         packed: bytes = cloudpickle.dumps(values, protocol=5)
     except Exception as error:
         stuck = [name for name, value in values.items() if sent_nbytes(value) is None]
+        # An object of allranks says itself what to do instead.
+        instead = "" if isinstance(error, UsageError) else f". {_INSTEAD}"
         raise UsageError(
-            f"{', '.join(stuck or values)} cannot be sent to {to}: {error}. {_INSTEAD}"
+            f"{', '.join(stuck or values)} cannot be sent to {to}: {error}{instead}"
         ) from error
     return packed
 

@@ -14,7 +14,7 @@ from array import array
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from allranks import own_files
 from allranks.cluster.variables import reading
@@ -226,6 +226,14 @@ class Member:
             raise UsageError(
                 f"the result of member {self.number} no longer exists: {error}. Run the cell again."
             ) from error
+
+    def __reduce__(self) -> NoReturn:
+        # Its result is in a file that ranks may not have. `Runs` has members, so this holds for it.
+        raise UsageError(
+            "the results of an ensemble's members are in the notebook. Use them there: where every "
+            "cell runs on the ranks, begin the cell with: %%local   (or send a value, for example: "
+            "best = runs.best().result)"
+        )
 
     def log(self, name: str, steps: array[float], values: array[float]) -> None:
         if name not in self.series:

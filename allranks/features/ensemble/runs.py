@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import queue
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, overload
 
 from allranks.errors import MissingDependency, UsageError
@@ -80,6 +80,12 @@ def vote(labels: NDArray[Any]) -> tuple[NDArray[Any], NDArray[np.float64]]:
         best = np.where(count > most, code, best)
         most = np.maximum(most, count)
     return kinds[best], most / len(labels)
+
+
+def _unlike(column: str, taken: Collection[str]) -> str:
+    while column in taken:
+        column = f"member_{column}"
+    return column
 
 
 #: A request to a running ensemble: ``("add", values)`` or ``("stop", number or None)``.
@@ -205,15 +211,21 @@ class Runs(Sequence[Member]):
         return (min if lower else max)(found, key=lambda member: member.metrics[name])
 
     def rows(self) -> list[dict[str, Any]]:
-        """Returns one dictionary per member: parameters, metrics, state, seconds, rank, error."""
+        """Returns one dictionary per member: parameters, metrics, state, seconds, rank, error.
+
+        A parameter or a metric with the name of another column, as ``error``, keeps it. The other
+        column is then ``member_error``.
+        """
         names = list(dict.fromkeys(name for member in self for name in member.values))
         metrics = list(dict.fromkeys(name for member in self for name in member.metrics))
+        taken = {*names, *metrics}
         return [
-            {"member": member.number}
+            {_unlike("member", taken): member.number}
             | {name: member.values.get(name) for name in names}
             | {name: member.metrics.get(name) for name in metrics if name not in names}
-            | {"state": member.state, "seconds": member.seconds, "rank": member.rank}
-            | {"result": member.text, "error": member.error}
+            | {_unlike("state", taken): member.state}
+            | {_unlike("seconds", taken): member.seconds, _unlike("rank", taken): member.rank}
+            | {_unlike("result", taken): member.text, _unlike("error", taken): member.error}
             for member in self
         ]
 
@@ -257,7 +269,7 @@ class Runs(Sequence[Member]):
                 "or use runs.rows()"
             ) from error
         rows = self.rows()
-        return pandas.DataFrame(rows).set_index("member") if rows else pandas.DataFrame()
+        return pandas.DataFrame(rows).set_index(next(iter(rows[0]))) if rows else pandas.DataFrame()
 
     def gather(self, name: str | None = None) -> NDArray[Any]:
         """Returns an entry of every finished member's result: (finished members, …).

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from html import escape
 from itertools import pairwise
-from typing import Any
+from typing import Any, TypeVar
 
 from allranks.errors import UsageError
 from allranks.features.ensemble.member import LoggedValues, Member, short
@@ -251,15 +251,17 @@ def _cut(text: str) -> str:
     return first if len(first) <= _ERROR else f"{first[: _ERROR - 1]}…"
 
 
-_HEIGHT, _TOP, _BOTTOM, _SIDE = 240, 34, 16, 50
+_HEIGHT, _TOP, _BOTTOM, _SIDE = 240, 34, 16, 70
 _BETWEEN, _MOST_WIDE = 150, 900
 #: Numbers that span so much stand on a log scale.
 _DECADES = 100
 _FEW_MARKS = 8
+_LABEL_LETTERS, _LABEL_HEIGHT = 11, 12
 #: Lines of more members are left out, the worst first.
 MOST_LINES = 400
 
 Value = float | int | str
+V = TypeVar("V", float, str)
 
 
 def parallel(rows: Sequence[MemberRow], metric: str, lower: bool) -> str:
@@ -318,7 +320,7 @@ class _Axis:
         body = f'<path d="M{x:.1f} {_TOP}V{_HEIGHT - _BOTTOM}" stroke="{svg.INK}"/>'
         body += _label(x, _TOP - 8, name[:24], 'text-anchor="middle" font-weight="bold"')
         for value, said in self._marks():
-            body += _label(x + 4, self.y(value) + 4, said[:12], "")
+            body += _label(x + 4, self.y(value) + 4, said, "")
         return body
 
     def _scaled(self, value: float) -> float:
@@ -326,14 +328,36 @@ class _Axis:
 
     def _marks(self) -> list[tuple[Value, str]]:
         if self.words:
-            return [(word, word) for word in self.words[:_FEW_MARKS]]
+            words = self._apart(self.words)
+            return [(word, _abbreviated(word)) for word in words]
         marks: list[float] = list(self.values)
         if len(marks) > _FEW_MARKS and self.log:
             first, last = math.ceil(math.log10(self.low)), math.floor(math.log10(self.high))
             marks = [10.0**power for power in range(first, last + 1)]
         elif len(marks) > _FEW_MARKS:
             marks = svg.ticks(self.low, self.high, 5)
-        return list(zip(marks, labels(marks), strict=True))
+        marks = self._apart(marks)
+        return list(zip(marks, _short_labels(marks), strict=True))
+
+    def _apart(self, marks: Sequence[V]) -> list[V]:
+        # Both ends, and what does not overlap them.
+        kept = list(dict.fromkeys((marks[0], marks[-1])))
+        for mark in marks[1:-1]:
+            y = self.y(mark)
+            if all(abs(y - self.y(other)) >= _LABEL_HEIGHT for other in kept):
+                kept.append(mark)
+        return kept
+
+
+def _short_labels(values: Sequence[float]) -> list[str]:
+    found = labels(values)
+    if max(map(len, found)) > _LABEL_LETTERS:
+        return [number(value) for value in values]
+    return found
+
+
+def _abbreviated(word: str) -> str:
+    return word if len(word) <= _LABEL_LETTERS else f"{word[: _LABEL_LETTERS - 1]}…"
 
 
 def _member_line(

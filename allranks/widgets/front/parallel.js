@@ -7,6 +7,7 @@ import { FEW_VALUES, groupsOf, parameterWords, parametersOf, sortedValues } from
 import { PALETTE } from "./palette.js";
 
 const PARALLEL = { height: 230, top: 26, bottom: 24, side: 70 };
+const LABEL = { letters: 11, height: 12 };
 const MANY_LINES = 60;
 // Lines of more members are left out, the worst first, as in the still picture.
 const MOST_LINES = 400;
@@ -108,7 +109,7 @@ export class ParallelPanel {
 }
 
 // Where a value stands: numbers on a scale, a log one where they span two decades; words one by one.
-class Axis {
+export class Axis {
   /** @param {string} name @param {(import("./types").Parameter | undefined)[]} values */
   constructor(name, values) {
     this.name = name;
@@ -133,8 +134,24 @@ class Axis {
   /** @param {import("./types").Parameter} value */
   y(value) { return PARALLEL.height - PARALLEL.bottom - this.share(value) * (PARALLEL.height - PARALLEL.top - PARALLEL.bottom); }
 
-  // Each value where they are few; else round numbers, or decades.
+  // Both ends, and what does not overlap them.
   marks() {
+    const marks = this.candidates(), kept = [...new Set([marks[0], marks[marks.length - 1]])];
+    for (const mark of marks.slice(1, -1)) {
+      if (kept.every((other) => Math.abs(this.y(mark) - this.y(other)) >= LABEL.height)) kept.push(mark);
+    }
+    return kept;
+  }
+
+  labels() {
+    const marks = this.marks();
+    if (!this.numbers) return marks.map(String).map((word) => (word.length > LABEL.letters ? `${word.slice(0, LABEL.letters - 1)}…` : word));
+    const labels = formatLabels(marks.map(Number));
+    return labels.some((label) => label.length > LABEL.letters) ? marks.map((mark) => formatNumber(Number(mark))) : labels;
+  }
+
+  // Each value where they are few; else round numbers, or decades.
+  candidates() {
     if (!this.numbers || this.values.length <= FEW_VALUES) return this.values;
     const [low, high] = this.ends;
     if (low === high) return [low];
@@ -148,13 +165,13 @@ class Axis {
   /** @param {boolean} isFirst */
   drawn(isFirst) {
     const side = isFirst ? { x: this.x - 5, "text-anchor": "end" } : { x: this.x + 5 };
-    const marks = this.marks(), labels = this.numbers ? formatLabels(marks.map(Number)) : marks.map(String);
+    const marks = this.marks(), labels = this.labels();
     /** @param {any} attributes @param {string} said */
     const text = (attributes, said) => shape("text", { fill: "currentColor", "font-size": 11, "paint-order": "stroke", class: "ar-axis-label", ...attributes }, said);
     return [
       shape("path", { d: `M${this.x} ${PARALLEL.top}V${PARALLEL.height - PARALLEL.bottom}`, stroke: "currentColor" }),
       text({ x: this.x, y: 14, "text-anchor": "middle", "font-weight": 600, "font-size": 12 }, this.name),
-      ...marks.map((mark, i) => text({ ...side, y: this.y(mark) + 4 }, labels[i].length > 11 ? `${labels[i].slice(0, 10)}…` : labels[i])),
+      ...marks.map((mark, i) => text({ ...side, y: this.y(mark) + 4 }, labels[i])),
     ];
   }
 }

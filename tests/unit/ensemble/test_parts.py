@@ -17,6 +17,7 @@ import pytest
 
 from allranks import own_files
 from allranks.cluster.options import ClusterOptions
+from allranks.cluster.variables import pack, sent_nbytes
 from allranks.collectives.host.memory import Segment
 from allranks.errors import MissingDependency, UsageError
 from allranks.features.ensemble import grid
@@ -525,6 +526,20 @@ def test_the_table_tells_parameters_metrics_and_errors():
     assert "<b>" not in runs._repr_html_()
 
 
+def test_numbers_with_the_name_of_a_column_stay_in_the_table():
+    runs = table()
+    for member in runs.finished:
+        member.numbers = {"error": member.number / 8, "member": 7}
+    runs[0].numbers["result"] = 0.25
+    assert [row["error"] for row in runs.rows()] == [0, 0.125, 0.25, None]
+    assert [row["member_error"] for row in runs.rows()] == ["", "", "", "ValueError: no"]
+    assert (runs.rows()[0]["result"], runs.rows()[0]["member_result"]) == (0.25, "")
+    pytest.importorskip("pandas", reason="pip install pandas")
+    frame = runs.to_pandas()
+    assert frame.loc[2, "error"] == 0.25
+    assert frame.loc[3, "member_error"] == "ValueError: no"
+
+
 def test_the_table_is_a_pandas_table_where_there_is_pandas(monkeypatch):
     pytest.importorskip("pandas", reason="pip install pandas")
     frame = table().to_pandas()
@@ -533,6 +548,19 @@ def test_the_table_is_a_pandas_table_where_there_is_pandas(monkeypatch):
     monkeypatch.setitem(sys.modules, "pandas", None)
     with pytest.raises(MissingDependency, match=r"pip install pandas, or use runs\.rows\(\)"):
         table().to_pandas()
+
+
+@pytest.mark.parametrize("choose", [lambda runs: runs, lambda runs: runs[0]])
+def test_members_are_not_sent_to_ranks_which_do_not_have_their_results(choose):
+    sent = choose(table())
+    with pytest.raises(UsageError) as found:
+        pack({"x": 1, "sent": sent}, "the ranks")
+    said = str(found.value)
+    assert said.startswith("sent cannot be sent to the ranks: the results of an ensemble's members")
+    assert "begin the cell with: %%local" in said
+    assert said.endswith("best = runs.best().result)")
+    # So the hint of a NameError on the ranks does not offer to copy them.
+    assert sent_nbytes(sent) is None
 
 
 def test_a_tie_goes_to_the_least_label_and_probabilities_are_no_votes():

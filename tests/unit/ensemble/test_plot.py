@@ -64,6 +64,21 @@ def test_a_line_leads_from_the_parameters_of_each_member_to_its_metric(runs):
         runs.parallel("accuracy")
 
 
+def texts_of(picture):
+    (data,) = re.findall(r"base64,([^\"]+)", picture._repr_html_())
+    drawn = ElementTree.fromstring(base64.b64decode(data))
+    return [one for one in drawn.iter() if one.tag.endswith("text")]
+
+
+def test_the_labels_of_an_axis_are_short_and_have_their_exponents(runs):
+    for member, number in zip(runs, (7.88860905221e-31, 1.46412936, 3.2e-14, 3e-14), strict=True):
+        member.numbers["error"] = number
+        member.values["kind"] = f"{member.number} a long word"
+    texts = [one.text for one in texts_of(runs.parallel("error"))]
+    assert {"7.889e-31", "1.464", "3e-14", "0 a long w…"} < set(texts)
+    assert "3.2e-14" not in texts  # it would overlap
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"), [(("accuracy",), "they logged loss"), (("loss", "units"), "lr, seed")]
 )
