@@ -32,10 +32,10 @@ export const runsOnRanks = (source, state) => {
 /**
  * Whether outputs are from ranks, also in a notebook that was saved.
  *
- * @param {any} outputs JupyterLab's model of the outputs of a cell
+ * @param {any} outputs JupyterLab's model of the outputs of a cell; null of a cell that was deleted
  */
 export const areFromRanks = (outputs) => {
-  for (let at = 0; at < outputs.length; at++) if (outputs.get(at).metadata?.allranks) return true;
+  for (let at = 0; at < (outputs?.length ?? 0); at++) if (outputs.get(at).metadata?.allranks) return true;
   return false;
 };
 
