@@ -326,7 +326,7 @@ class DistributedMagics(Magics):
     def _command(self, name: str, options: CommandOptions) -> Any:
         session = self.session
         if name == "start":
-            session.cluster(options.cluster)
+            session.start(options.cluster)
         elif name == "restart":
             session.restart(options.cluster)
         elif name == "stop":

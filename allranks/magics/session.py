@@ -86,6 +86,13 @@ class Session:
                 print(for_screen(line))
         return cluster
 
+    def start(self, options: ClusterOptions = NOTHING) -> None:
+        """Starts the ranks, or prints which ones are already running."""
+        before = self.running
+        cluster = self.cluster(options)
+        if cluster is before:
+            print(_with_names(f"allranks already runs {_place(cluster)}."))
+
     def _make(self, wanted: ClusterOptions) -> Cluster:
         cluster = wanted.make(Cluster)
         # The notebook's, not this cluster's: features prepare a cell before ranks run.
@@ -184,15 +191,21 @@ class Session:
 def start_text(
     cluster: Cluster, seconds: float, again: bool = False, as_before: bool = False
 ) -> str:
+    what = "started again" if again else "started"
+    count = ", as many as before" * as_before
+    return _with_names(f"allranks {what} {_place(cluster)} in {seconds:.1f} s{count}.")
+
+
+def _place(cluster: Cluster) -> str:
     hellos = list(cluster.hellos.values())
     hosts = ", ".join(sorted({hello.host for hello in hellos}))
     gpus = {(hello.host, hello.device) for hello in hellos if hello.device != "cpu"}
     where = f"{len(gpus)} GPU{'s' * (len(gpus) != 1)}" if gpus else "CPU"
-    what = "started again" if again else "started"
-    return (
-        f"allranks {what} {label(range(cluster.size))} on {hosts} ({where}, {hellos[0].mpi}) in "
-        f"{seconds:.1f} s{', as many as before' * as_before}.\nEach has: {_NAMES}"
-    )
+    return f"{label(range(cluster.size))} on {hosts} ({where}, {hellos[0].mpi})"
+
+
+def _with_names(line: str) -> str:
+    return f"{line}\nEach has: {_NAMES}"
 
 
 @contextmanager

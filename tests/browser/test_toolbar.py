@@ -245,6 +245,49 @@ def test_start_changes_no_notebook_and_offers_to_write_its_first_cell(opened):
     expect(item).to_have_attribute("aria-disabled", "true")
 
 
+def test_ranks_that_ended_with_their_kernel_are_offered_again(lab):
+    page = lab.page
+    sources = ["%%distributed -n 2\nprint('typed', rank)", "print('hello from', rank)"]
+    lab.open(lab.server.add(new_notebook(cells=[new_code_cell(source) for source in sources])))
+    toasts = page.locator(".Toastify__toast")
+    lab.run_cell(0)
+    expect(toasts.filter(has_text="Run first: %load_ext allranks")).to_have_count(1)
+    choose(lab, "Start 2 ranks")
+    expect(page.locator(FIELD)).to_have_text("2 ranks · every cell")
+    expect(toasts.filter(has_text="Run first")).to_have_count(0)
+    expect(toasts.filter(has_text="No cell of this notebook starts ranks")).to_have_count(1)
+
+    def kill_kernel():
+        started = psutil.Process(lab.server.process.pid).children()
+        (kernel,) = [one for one in started if "ipykernel_launcher" in one.cmdline()]
+        kernel.kill()
+        page.locator(".jp-Dialog .jp-mod-accept").click()
+        expect(page.locator(FIELD)).to_have_text("no ranks")
+        lab.wait_idle()
+
+    kill_kernel()
+    lab.run_cell(1)
+    again = toasts.filter(has_text="The ranks ended with the kernel.")
+    start = "%load_ext allranks, %distributed start -n 2, %distributed on"
+    expect(again).to_contain_text(f"Run first: {start}")
+    lab.screenshot(PICTURES / "toolbar_ranks_ended.png")
+    again.get_by_role("button", name="Write this as the first cell").click()
+    page.keyboard.press("Shift+Enter")
+    lab.wait_for(0, "allranks started ranks 0–1")
+    expect(page.locator(FIELD)).to_have_text("2 ranks · every cell")
+
+    kill_kernel()
+    lab.run_cell(2)
+    expect(again).to_contain_text(f"Run first the cell that starts them: {start}")
+    lab.screenshot(PICTURES / "toolbar_start_again.png")
+    again.get_by_role("button", name="Run that cell").click()
+    expect(page.locator(FIELD)).to_have_text("2 ranks · every cell")
+    expect(again).to_have_count(0)
+    page.wait_for_function("() => jupyterapp.shell.currentWidget.content.activeCellIndex === 2")
+    page.keyboard.press("Shift+Enter")
+    lab.wait_for(2, "hello from 1")
+
+
 def test_the_settings_of_the_toolbar_hide_the_field(lab):
     settings = lab.server.home / "JUPYTERLAB_SETTINGS_DIR" / "@jupyterlab" / "notebook-extension"
     hidden = settings / "panel.jupyterlab-settings"

@@ -25,3 +25,7 @@ test("outputs of ranks are known by their metadata", () => {
   assert.ok(!areFromRanks(outputs({ metadata: {} }, { metadata: undefined })));
   assert.ok(!areFromRanks(outputs()));
 });
+
+test("a cell that was deleted has no outputs of ranks", () => {
+  assert.ok(!areFromRanks(null));
+});

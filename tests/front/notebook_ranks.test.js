@@ -1,6 +1,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
+import * as inCells from "../../allranks/features/toolbar/labextension/static/cells.js";
 import { makeNotebookRanks } from "../../allranks/features/toolbar/labextension/static/notebook_ranks.js";
 
 const signal = () => ({ connect: () => {}, disconnect: () => {} });
@@ -12,15 +13,16 @@ class Signal {
 }
 
 /** Returns the ranks of a notebook whose cells are in these states, what the kernel gets, and how often it is interrupted. */
-const notebook = (...states) => {
+const notebook = (...states) => notebookOf(states.map((executionState) => ({ executionState })));
+
+const notebookOf = (cells) => {
   const sent = [], interrupts = [];
   const comm = { send: (data) => sent.push(data), dispose: () => {} };
-  const kernel = { createComm: () => comm, interrupt: () => interrupts.push("kernel") };
+  const kernel = { name: "python3", createComm: () => comm, interrupt: () => interrupts.push("kernel") };
   const sessionContext = {
     statusChanged: signal(), kernelChanged: signal(), iopubMessage: signal(), ready: new Promise(() => {}), session: { kernel },
   };
-  const cells = states.map((executionState) => ({ executionState }));
-  const NotebookRanks = makeNotebookRanks({ Signal });
+  const NotebookRanks = makeNotebookRanks({ Signal, ...inCells });
   const ranks = new NotebookRanks({ sessionContext, disposed: signal(), model: { cells } }, {}, () => true);
   ranks.connect(kernel);
   return { ranks, sent, interrupts };
@@ -49,4 +51,63 @@ test("variables are compared of idle ranks only", async () => {
   ranks.take({ size: 2, is_busy: false });
   await ranks.ask();
   assert.deepEqual(sent, [{}, {}, { variables: true }]);
+});
+
+const NOT_FOUND = [{ output_type: "stream", text: "UsageError: Cell magic `%%distributed` not found.\n" }];
+const NAME_ERROR = [{ output_type: "error", ename: "NameError", evalue: "name 'rank' is not defined" }];
+const cell = (source, outputs = []) => ({ type: "code", sharedModel: { source }, outputs: { toJSON: () => outputs } });
+const ranksOf = (...cells) => notebookOf(cells).ranks;
+
+test("a cell that came before allranks was loaded has started no ranks", () => {
+  const typed = "%%distributed -n 4\nrank";
+  const failed = ranksOf(cell(typed, NOT_FOUND)), ran = ranksOf(cell(typed));
+  for (const ranks of [failed, ran]) ranks.take({ size: 4, every_cell: true });
+  assert.deepEqual([failed.isUnwritten, ran.isUnwritten], [true, false]);
+});
+
+test("the cell that is written starts the ranks that run or ran last, and switches on what was on", () => {
+  const ranks = ranksOf();
+  ranks.options = "-n 2";
+  ranks.take({ size: 4, every_cell: true });
+  assert.equal(ranks.startLines, "%load_ext allranks\n%distributed start -n 4\n%distributed on");
+  ranks.forget();
+  ranks.forget(); // a new kernel after a restart
+  assert.equal(ranks.startLines, "%load_ext allranks\n%distributed start -n 4\n%distributed on");
+  ranks.take({ size: 3, every_cell: false });
+  assert.equal(ranks.startLines, "%load_ext allranks\n%distributed start -n 3");
+});
+
+test("a cell lacks the ranks that ended with their kernel until others run", () => {
+  const ranks = ranksOf(cell("print(rank)"));
+  const lacks = () => [NAME_ERROR, NOT_FOUND, []].map((outputs) => ranks.lacksRanks(outputs));
+  assert.deepEqual(lacks(), [false, false, false]);
+  ranks.take({ size: 4, every_cell: true });
+  ranks.forget();
+  assert.deepEqual(lacks(), [true, true, false]);
+  ranks.take({ size: 0, starting: 4, every_cell: false });
+  assert.deepEqual(lacks(), [false, false, false]);
+  ranks.take({ size: 4, every_cell: true });
+  ranks.take({ size: 0, every_cell: false }); // stopped by the user
+  ranks.forget();
+  assert.deepEqual(lacks(), [false, false, false]);
+});
+
+test("where not every cell ran on the ranks, a cell of the notebook may start them again", () => {
+  const ranks = ranksOf(cell("%load_ext allranks"), cell("%%distributed -n 4"));
+  ranks.take({ size: 4, every_cell: false });
+  ranks.forget();
+  assert.ok(!ranks.lacksRanks(NAME_ERROR));
+  assert.ok(!ranks.lacksRanks(NOT_FOUND)); // %load_ext is enough
+  ranks.context.model.cells.length = 1;
+  assert.ok(ranks.lacksRanks(NOT_FOUND));
+});
+
+test("a cell that starts the lost ranks alone is found", () => {
+  const two = cell("%load_ext allranks\n%distributed start -n 4"), three = cell(`${two.sharedModel.source}\n%distributed on`);
+  const ranks = ranksOf(cell("1"), two, three);
+  for (const [everyCell, expected] of [[false, two], [true, three]]) {
+    ranks.take({ size: 4, every_cell: everyCell });
+    ranks.forget();
+    assert.equal(ranks.wholeStart, expected);
+  }
 });

@@ -63,6 +63,22 @@ def test_a_kernel_that_was_installed_for_a_number_of_ranks_starts_that_number(mo
     assert "as many as before" not in capsys.readouterr().out
 
 
+def test_a_start_where_ranks_run_says_which_ones_and_what_they_have(monkeypatch, capsys):
+    monkeypatch.setattr("allranks.magics.session.Cluster", StartedCluster)
+    session = Session(NotebookHooks(()))
+    session.start(ClusterOptions(4))
+    started, names = capsys.readouterr().out.splitlines()
+    assert started.startswith("allranks started ranks 0–3")
+    session.start(ClusterOptions(4))
+    assert capsys.readouterr().out.splitlines() == [
+        "allranks already runs ranks 0–3 on h1 (CPU, MPI).",
+        names,
+    ]
+    # A cell that starts none says nothing.
+    session.cluster()
+    assert capsys.readouterr().out == ""
+
+
 class WithVariables(Cluster):
     """Two ranks that were not started, with the variables that it is given."""
 

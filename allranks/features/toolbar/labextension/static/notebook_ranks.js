@@ -43,13 +43,16 @@ const MOST_ENDING_MS = 5_000;
 /** @type {Pauses} */
 const NO_PAUSES = { pauses: [], shown: null, only: false, notice: "" };
 
+const isSize = (/** @type {string} */ options) => /^(-n \d+)?$/.test(options);
+
 // A kernel colours what it prints.
 const plain = (/** @type {string} */ text) => text.replace(/\x1b\[[0-9;]*m/g, "");
 
 const after = (/** @type {number} */ ms) => new Promise((resolve) => setTimeout(resolve, ms));
 
 /** @param {Record<string, any>} packages */
-export const makeNotebookRanks = ({ KernelMessage, Signal, areFromRanks, runsOnRanks, startCell, startsRanks }) => {
+export const makeNotebookRanks = (packages) => {
+  const { KernelMessage, Signal, areFromRanks, hasNameError, isWholeStart, runsOnRanks, startCell, startsRanks, unknownMagic } = packages;
   /** The ranks of one notebook. `state` is null until the kernel has loaded allranks; `known` is whether it has. */
   return class NotebookRanks {
     /** @param {any} context @param {Trans} trans @param {() => boolean} compares whether the page shows the variables of the ranks */
@@ -67,8 +70,12 @@ export const makeNotebookRanks = ({ KernelMessage, Signal, areFromRanks, runsOnR
       this.doing = "";
       this.text = "";
       this.notification = "";
+      // The notification about a cell that has failed without ranks: one for all cells.
+      this.advice = "";
       this.options = "";
       this.offers = false;
+      /** @type {{ size: number, every_cell: boolean } | null} those that ended with their kernel, until others run */
+      this.lost = null;
       /** @type {Variable[]} */
       this.variables = [];
       this.missing = "";
@@ -194,25 +201,53 @@ export const makeNotebookRanks = ({ KernelMessage, Signal, areFromRanks, runsOnR
       return type === "code" && (this.ran.has(id) || areFromRanks(outputs));
     }
 
+    // Of the kernel "allranks", which starts ranks by itself.
+    get isKernelOfRanks() {
+      return Boolean(this.kernel?.name.startsWith("allranks"));
+    }
+
     /** Whether no cell starts the ranks, so that a new kernel cannot run the notebook. */
     get isUnwritten() {
-      if (!this.size || this.kernel?.name.startsWith("allranks")) return false;
-      return ![...this.context.model.cells].some(({ type, sharedModel }) => type === "code" && startsRanks(sharedModel.source));
+      if (!this.size || this.isKernelOfRanks) return false;
+      // A cell that came before %load_ext has started nothing.
+      return !this.codeCells.some(({ sharedModel, outputs }) => startsRanks(sharedModel.source) && !unknownMagic(outputs.toJSON()));
+    }
+
+    /** @returns {any[]} their models */
+    get codeCells() {
+      return [...this.context.model.cells].filter(({ type }) => type === "code");
     }
 
     get startLines() {
-      return startCell(this.options || `-n ${this.size}`);
+      const { size, every_cell: everyCell } = (this.size ? this.state : this.lost) ?? { size: 0, every_cell: true };
+      return startCell(isSize(this.options) ? `-n ${size}` : this.options, everyCell);
+    }
+
+    /** The model of the cell that starts, in a new kernel, ranks like those that ended. */
+    get wholeStart() {
+      return this.codeCells.find(({ sharedModel }) => isWholeStart(sharedModel.source, Boolean(this.lost?.every_cell))) ?? null;
+    }
+
+    /**
+     * Whether a cell has failed because the ranks ended with their kernel, and no other cell starts them.
+     *
+     * @param {any[]} outputs as a notebook has them
+     */
+    lacksRanks(outputs) {
+      if (!this.lost || this.size || this.starting || this.isKernelOfRanks) return false;
+      if (this.lost.every_cell) return hasNameError(outputs) || unknownMagic(outputs) !== "";
+      const starts = this.codeCells.some(({ sharedModel }) => startsRanks(sharedModel.source));
+      return unknownMagic(outputs) !== "" && (this.wholeStart !== null || !starts);
     }
 
     writeStart() {
-      if (this.isUnwritten) {
-        this.context.model.sharedModel.insertCell(0, { cell_type: "code", metadata: {}, source: this.startLines });
-      }
+      this.context.model.sharedModel.insertCell(0, { cell_type: "code", metadata: {}, source: this.startLines });
       this.changed.emit();
     }
 
     forget() {
       this.comm?.dispose();
+      if (this.state?.size) this.lost = this.state;
       Object.assign(this, { state: null, comm: null, known: true, doing: "", text: "", variables: [], missing: "" });
       this.debugger = NO_PAUSES;
       this.changed.emit();
@@ -265,6 +300,7 @@ export const makeNotebookRanks = ({ KernelMessage, Signal, areFromRanks, runsOnR
       if (log) this.showLog(log);
       else if (variables) Object.assign(this, { variables, missing });
       else this.state = state;
+      if (this.size) this.lost = null;
       this.changed.emit();
       // Of a page that is loaded while ranks are paused.
       if (state.is_paused && !this.debugger.pauses.length) void this.askDebugger();
@@ -422,7 +458,6 @@ export const makeNotebookRanks = ({ KernelMessage, Signal, areFromRanks, runsOnR
     async restart(options) {
       const done = await this.type(this.trans.__("restarting …"), [`%distributed restart ${options}`], { endsCell: true });
       // As the kernel has them: over those before.
-      const isSize = (/** @type {string} */ some) => /^(-n \d+)?$/.test(some);
       if (done && options) this.options = isSize(options) && isSize(this.options) ? options : `${this.options} ${options}`.trim();
       return done;
     }

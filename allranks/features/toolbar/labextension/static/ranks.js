@@ -72,36 +72,69 @@ export const plugins = (packages) => {
   const offerStart = (ranks) => {
     const { trans } = ranks;
     const lines = ranks.startLines.replaceAll("\n", ", ");
-    const actions = [{ label: trans.__("Write this as the first cell"), callback: () => ranks.writeStart() }];
+    const actions = [{ label: trans.__("Write this as the first cell"), callback: () => ranks.isUnwritten && ranks.writeStart() }];
     const text = trans.__("No cell of this notebook starts ranks. To run it again, it needs: %1", lines);
     ranks.notification = Notification.info(text, { actions, autoClose: OFFER_MS });
   };
 
-  /** The notification of each notebook: one for all of its cells. @type {WeakMap<object, string>} */
-  const offered = new WeakMap();
+  /** @param {Ranks} ranks @param {string} text @param {string} label @param {() => unknown} callback */
+  const advise = (ranks, text, label, callback) => {
+    if (ranks.advice) Notification.dismiss(ranks.advice);
+    ranks.advice = Notification.info(text, { actions: [{ label, callback }], autoClose: OFFER_MS });
+  };
+
+  /** @param {any} notebook @param {number} place */
+  const select = (notebook, place) => {
+    notebook.activeCellIndex = place;
+    // A click on the notification has taken the focus: the next Shift-Enter shall run the cell.
+    notebook.activate();
+    void notebook.scrollToItem(place);
+  };
+
+  /**
+   * Offers the start of the ranks that have ended with their kernel.
+   *
+   * @param {any} notebook @param {Cell} failed @param {Ranks} ranks
+   */
+  const offerAgain = (notebook, failed, ranks) => {
+    const { trans, wholeStart } = ranks;
+    const joined = (/** @type {string} */ source) => source.trim().replaceAll("\n", ", ");
+    if (!wholeStart) {
+      const text = trans.__("The ranks ended with the kernel. Run first: %1", joined(ranks.startLines));
+      advise(ranks, text, trans.__("Write this as the first cell"), () => {
+        ranks.writeStart();
+        select(notebook, 0);
+      });
+      return;
+    }
+    const text = trans.__("The ranks ended with the kernel. Run first the cell that starts them: %1", joined(wholeStart.sharedModel.source));
+    advise(ranks, text, trans.__("Run that cell"), async () => {
+      const place = notebook.widgets.findIndex((/** @type {Cell} */ { model }) => model === wholeStart);
+      if (place < 0) return;
+      notebook.deselectAll();
+      notebook.activeCellIndex = place;
+      await NotebookActions.run(notebook, ranks.context.sessionContext);
+      const next = notebook.widgets.indexOf(failed);
+      if (next >= 0) select(notebook, next);
+    });
+  };
 
   /**
    * Says what loads the magic that a cell has not found: Jupyter's own error does not.
    *
-   * @param {any} notebook @param {Cell} cell @param {Trans} trans
+   * @param {any} notebook @param {Cell} cell @param {Ranks} ranks
    */
-  const offerLoad = (notebook, cell, trans) => {
+  const offerLoad = (notebook, cell, ranks) => {
+    const { trans } = ranks;
     const magic = unknownMagic(cell.model.outputs.toJSON());
     if (!magic) return;
-    const write = () => {
+    const text = trans.__("%1 is a magic of allranks. Run first: %2", magic, LOAD_LINE);
+    advise(ranks, text, trans.__("Insert this cell"), () => {
       const place = notebook.widgets.indexOf(cell);
       if (place < 0) return;
       notebook.model.sharedModel.insertCell(place, { cell_type: "code", metadata: {}, source: LOAD_LINE });
-      notebook.activeCellIndex = place;
-      // A click on the notification has taken the focus: the next Shift-Enter shall run the cell.
-      notebook.activate();
-      void notebook.scrollToItem(place);
-    };
-    const text = trans.__("%1 is a magic of allranks. Run first: %2", magic, LOAD_LINE);
-    const shown = offered.get(notebook);
-    if (shown) Notification.dismiss(shown);
-    const actions = [{ label: trans.__("Insert this cell"), callback: write }];
-    offered.set(notebook, Notification.info(text, { actions, autoClose: OFFER_MS }));
+      select(notebook, place);
+    });
   };
 
   /**
@@ -155,7 +188,7 @@ export const plugins = (packages) => {
     }, startable);
     add("write-start", trans.__("Write the start of the ranks as the first cell"), () => {
       const ranks = current();
-      ranks.writeStart();
+      if (ranks.isUnwritten) ranks.writeStart();
       if (ranks.notification) Notification.dismiss(ranks.notification);
     }, { isEnabled: () => Boolean(current()?.isUnwritten) });
     add("every-cell", trans.__("Every cell runs on the ranks"), async () => {
@@ -371,6 +404,10 @@ export const plugins = (packages) => {
         for (const id of CHANGING) app.commands.notifyCommandChanged(id);
         watch();
       }
+      if (ranks.advice && ranks.size) {
+        Notification.dismiss(ranks.advice);
+        ranks.advice = "";
+      }
       if (ranks.offers && ranks.size) {
         ranks.offers = false;
         if (ranks.isUnwritten) offerStart(ranks);
@@ -411,8 +448,12 @@ export const plugins = (packages) => {
     });
     const ofNotebook = (/** @type {unknown} */ notebook) => ofPanel(tracker.find((/** @type {Panel} */ panel) => panel.content === notebook));
     NotebookActions.executed.connect((/** @type {unknown} */ _, /** @type {any} */ { notebook, cell, success }) => {
-      void ofNotebook(notebook)?.ask();
-      if (!success && cell.model.type === "code") offerLoad(notebook, cell, trans);
+      const ranks = ofNotebook(notebook);
+      if (!ranks) return;
+      void ranks.ask();
+      if (success || cell.model.type !== "code") return;
+      const offer = ranks.lacksRanks(cell.model.outputs.toJSON()) ? offerAgain : offerLoad;
+      offer(notebook, cell, ranks);
     });
     if (launcher) addLauncherCard(app, launcher, trans);
   };
