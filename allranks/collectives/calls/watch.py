@@ -300,7 +300,10 @@ class Watch:
         if board.get(rank, fields.TICKET):
             waits = f"waits in {with_source(board.text(rank, fields.WAITING))}"
         if board.get(rank, fields.ANSWERED) < asked:
-            why = "it is stopped, or inside a call that does not return to Python"
+            why = (
+                "it is stopped, inside a call that does not return to Python, or gets no core "
+                "because the machine is busy"
+            )
             if waits:
                 # While a rank waits, another of its threads answers.
                 why = f"it {waits}, and is stopped or gets no processor time"

@@ -222,7 +222,10 @@ def test_a_rank_that_does_not_answer_may_be_on_a_host_that_cannot_be_reached():
     for rank in (1, 2):
         Board(pages, (0, 1, 2), rank).put(ENTERED, 1)
     here, there = (Watch(state)._location(rank, asked=7) for rank in (1, 2))
-    assert here == "does not answer: it is stopped, or inside a call that does not return to Python"
+    assert here == (
+        "does not answer: it is stopped, inside a call that does not return to Python, or gets no "
+        "core because the machine is busy"
+    )
     assert there == f"{here}, or its host h2 cannot be reached"
     waits = Board(pages, (0, 1, 2), 1)
     waits.write(WAITING, "barrier at cell.py:3")
