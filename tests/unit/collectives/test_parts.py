@@ -279,4 +279,4 @@ def test_the_advice_about_a_dead_rank_is_true_before_and_after_another_one_takes
     pages = mmap.mmap(-1, Board.nbytes(2))
     state = RankState(0, (0, 0), Board(pages, (0, 1), 0))
     state.died[1] = "has died"
-    assert state.advice(1, "has died") == "A dead rank can be replaced only between cells."
+    assert state.advice(1, "has died") == "Run the cell again once the dead rank has been replaced."
