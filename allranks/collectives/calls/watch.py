@@ -183,7 +183,7 @@ class Watch:
         advice = (
             self.own.advice(rank, why)
             or deadlocks.advice_alone(call.spec.title, self.own.rank, partner)
-            or "Make the same calls on every rank, or use a process set of the ranks that do."
+            or deadlocks.advice_for_some(call.spec.title)
         )
         said = f"{call.spec.title} needs {call.needs}: rank {rank} {why}."
         if why.startswith("finished ") and call.every and rank not in sites and waiting:
