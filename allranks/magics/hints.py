@@ -23,7 +23,7 @@ from allranks.errors import AllranksError, CellFailed, Report
 from allranks.magics.session import Session
 from allranks.magics.shell import EveryCell
 from allranks.records.config import size_text
-from allranks.records.ranks import compact
+from allranks.records.ranks import compact, label
 
 #: Modules whose objects reach the ranks from the notebook.
 _OF_NOTEBOOK = ("allranks.magics.", "allranks.cluster.", "allranks.lessons.explainer")
@@ -90,17 +90,19 @@ class Hints:
             return f"{name} exists on the ranks: {begin}"
         if not name or self._session.running is None:
             return ""
-        found: dict[str, Any] = {}
+        found: dict[int, dict[str, Any]] = {}
         with suppress(AllranksError):
-            found = self._session.hooks.command("find", name, len(name))
-        if not found.get("found"):
+            found = self._session.hooks.command("find", name)
+        if not found:
             return ""
-        if module := found.get("module"):
-            imported = f"{name} is a module that rank {found['rank']} has imported"
+        ranks = label(found)
+        if module := next(iter(found.values()))["module"]:
+            have = "has" if len(found) == 1 else "have"
+            imported = f"{name} is a module that {ranks} {have} imported"
             return f"{imported}, and not the notebook. {_import(module, name)}"
         pull = f"{name} = %distributed pull {name}"
         copies = f"copy it, a value for each rank: {pull}"
-        return f"{name} exists on the ranks, as on rank {found['rank']}: {begin}, or {copies}"
+        return f"{name} exists on {ranks}: {begin}, or {copies}"
 
     def explain(self, error: CellFailed, ran: Iterable[int]) -> None:
         """Adds to a failed cell of the ranks the notebook's variables that it has not found."""

@@ -60,7 +60,7 @@ def test_a_message_whose_partner_has_left_needs_the_other_call(title, advice):
 @pytest.mark.parametrize(
     ("title", "makes"),
     [
-        ("allreduce(Average)", "process set: let every rank make s = add_process_set([0, 1]), and "),
+        ("allreduce(Average)", "let every rank make s = add_process_set([0, 1]), and pass"),
         ("comm.Barrier", "communicator of theirs, which all ranks make with comm.Split."),
     ],
 )
