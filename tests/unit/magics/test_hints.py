@@ -10,7 +10,7 @@ import pytest
 from IPython.core.error import UsageError as UnknownMagic
 
 from allranks.errors import AllranksError, CellFailed, Report
-from allranks.magics.hints import Hints, in_notebook
+from allranks.magics.hints import Hints, where_names_are
 from allranks.magics.session import RanksProxy
 from allranks.widgets import ring
 
@@ -23,7 +23,7 @@ def undefined(rank, name, line=None, etype="NameError"):
 
 
 def hints(names, *reports, ran=2, **here):
-    return in_notebook(reports, range(ran), names, **here)
+    return where_names_are(reports, range(ran), names, **here)
 
 
 def test_a_variable_of_the_notebook_is_copied_to_all_ranks_or_to_those_that_lack_it():
@@ -34,6 +34,18 @@ def test_a_variable_of_the_notebook_is_copied_to_all_ranks_or_to_those_that_lack
         f"x {COPY} x -r 0",
         f"y {COPY} y -r 1",
     ]
+
+
+def test_a_name_that_only_replaced_ranks_lack_may_have_been_lost():
+    lost = hints({}, undefined(1, "model"), replaced=[1])
+    assert lost == [
+        "rank 1 was replaced, and lacks what cells had made before. If a cell made model then, "
+        "run it again."
+    ]
+    every = [undefined(rank, "model") for rank in range(2)]
+    assert hints({}, *every, replaced=[1]) == []
+    assert hints({}, undefined(1, "model")) == []
+    assert hints({"model": 3}, undefined(1, "model"), replaced=[1]) == [f"model {COPY} model -r 1"]
 
 
 def test_a_variable_that_cannot_be_copied_is_used_in_the_notebook():
