@@ -358,7 +358,8 @@ class CellRun:
         kept = self._survivors(stuck)
         if not kept:
             why = self._why_all(stuck)
-            return f"all ranks will be killed {then}{f', because {why}' if why else ''}"
+            because = f", because {why}" if why else ""
+            return f"all ranks will be killed {then}{because}; no rank will keep its variables"
         killed = [rank for rank in roster.alive if rank not in kept]
         its = "its" if len(killed) == 1 else "their"
         by_itself = roster.replacing == "on"
@@ -380,10 +381,13 @@ class CellRun:
             return
         if self._unheard.due(waited, self.pending):
             left = GRACE_SECONDS - NOTICE_SECONDS
-            then = f"in {left:g} s" if self.timed_out else "by the next interrupt"
+            then, wait = f"in {left:g} s", ""
+            if not self.timed_out:
+                they = "it" if len(self.pending) == 1 else "they"
+                then, wait = "by the next interrupt", f"; {they} may still end if you wait"
             self.view.notice(
                 f"still in the cell {NOTICE_SECONDS:g} s after the interrupt: "
-                f"{self._unheard.whereabouts(self.pending)}; {self._what_comes(then)}"
+                f"{self._unheard.whereabouts(self.pending)}{wait}; {self._what_comes(then)}"
             )
         if waited >= GRACE_SECONDS and self.timed_out:
             where = self._unheard.whereabouts(self.pending)

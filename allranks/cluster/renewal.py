@@ -26,6 +26,7 @@ _PATIENCE_SECONDS = 30.0
 _FREED_SECONDS = 5.0
 _STEP_SECONDS = 0.1
 _MEETS = "waiting for the other ranks"
+_WAITS = "the new cell waits for that, or interrupt to end it"
 #: How long the next cell waits for one that was interrupted and left.
 _DETACHED_SECONDS = 10.0
 #: After this time the ranks are asked whether they are still in it: a reply may be lost.
@@ -123,7 +124,7 @@ class Renewal:
                     self._doing = dict.fromkeys(silent, "") | self._doing
                 if not told and (busy := self._busy(silent)):
                     told = True
-                    self._tell(f"{self._text(busy)}; interrupt to end that")
+                    self._tell(f"{self._text(busy)}; {_WAITS}")
                 if patience.left() <= 0 and self._limit is None:
                     self._interrupt(silent)
                 if self._limit is not None and self._limit.left() <= 0:
@@ -154,9 +155,10 @@ class Renewal:
         return [rank for rank in silent if self._doing.get(rank, _MEETS) != _MEETS]
 
     def _text(self, ranks: list[int]) -> str:
-        first = self._doing.get(ranks[0], "")
-        doing = f" {first}" if first else " busy"
-        return f"{label(ranks)} {'is' if len(ranks) == 1 else 'are'} still{doing}"
+        one = len(ranks) == 1
+        if doing := self._doing.get(ranks[0], ""):
+            return f"{label(ranks)} {'is' if one else 'are'} still {doing}"
+        return f"{label(ranks)} {'has' if one else 'have'} not answered since the last cell"
 
     def _interrupt(self, silent: list[int]) -> None:
         self._ranks.send(self._busy(silent) or silent, Interrupt(BETWEEN_CELLS))

@@ -295,6 +295,12 @@ class ClusterState:
         return tuple(rank for rank in range(self.size) if rank not in self.dead)
 
     @property
+    def replaced(self) -> tuple[int, ...]:
+        """The ranks whose processes have taken the place of one that has died."""
+        known = self.hellos
+        return tuple(r for r, pid in self._pids.items() if r in known and known[r].pid == pid)
+
+    @property
     def closed(self) -> bool:
         return self.phase in ("stopped", "lost")
 

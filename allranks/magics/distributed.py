@@ -404,7 +404,10 @@ class DistributedMagics(Magics):
                     f"{', '.join(missing)}. Type for example: {example} = 1, and then: "
                     f"%distributed push {example}"
                 )
-            cluster.push({name: self.shell.user_ns[name] for name in names}, chosen)
+            values = {name: self.shell.user_ns[name] for name in names}
+            cluster.push(values, chosen)
+            are = "is" if len(values) == 1 else "are"
+            print(f"{', '.join(values)} {are} on {label(chosen)}")
         elif name == "debug":
             if ranks and len(chosen) > 1:
                 raise UsageError(

@@ -1,14 +1,16 @@
-"""What an error adds if its name exists on the other side, or if its magic is not loaded.
+"""What an error adds if its name exists on the other side, if a rank may have lost it, or if its
+magic is not loaded.
 
-Each hint has been checked: the name is there. A `NameError` of the notebook, and IPython's error
-about an unknown magic, get it when they are shown; a failed cell of the ranks when it has ended.
+Where a hint says that a name is there, this has been checked. A `NameError` of the notebook, and
+IPython's error about an unknown magic, get it when they are shown; a failed cell of the ranks when
+it has ended.
 """
 
 from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import ExitStack, suppress
 from traceback import walk_tb
 from types import FunctionType, ModuleType
@@ -23,7 +25,7 @@ from allranks.errors import AllranksError, CellFailed, Report
 from allranks.magics.session import Session
 from allranks.magics.shell import EveryCell
 from allranks.records.config import size_text
-from allranks.records.ranks import compact
+from allranks.records.ranks import compact, label
 
 #: Modules whose objects reach the ranks from the notebook.
 _OF_NOTEBOOK = ("allranks.magics.", "allranks.cluster.", "allranks.lessons.explainer")
@@ -90,35 +92,45 @@ class Hints:
             return f"{name} exists on the ranks: {begin}"
         if not name or self._session.running is None:
             return ""
-        found: dict[str, Any] = {}
+        found: dict[int, dict[str, Any]] = {}
         with suppress(AllranksError):
-            found = self._session.hooks.command("find", name, len(name))
-        if not found.get("found"):
+            found = self._session.hooks.command("find", name)
+        if not found:
             return ""
-        if module := found.get("module"):
-            imported = f"{name} is a module that rank {found['rank']} has imported"
+        ranks = label(found)
+        if module := next(iter(found.values()))["module"]:
+            have = "has" if len(found) == 1 else "have"
+            imported = f"{name} is a module that {ranks} {have} imported"
             return f"{imported}, and not the notebook. {_import(module, name)}"
         pull = f"{name} = %distributed pull {name}"
         copies = f"copy it, a value for each rank: {pull}"
-        return f"{name} exists on the ranks, as on rank {found['rank']}: {begin}, or {copies}"
+        return f"{name} exists on {ranks}: {begin}, or {copies}"
 
     def explain(self, error: CellFailed, ran: Iterable[int]) -> None:
-        """Adds to a failed cell of the ranks the notebook's variables that it has not found."""
+        """Adds to a failed cell of the ranks where the names are that it has not found."""
+        running = self._session.running
+        replaced = running.roster.replaced if running is not None else ()
         own, hidden = self._shell.user_ns, self._shell.user_ns_hidden
         names = {name: own[name] for name in own if own[name] is not hidden.get(name, hidden)}
         here = _LOCAL if self._toggle.is_on else _WITHOUT
         # A variable's class may have a ``__module__`` of its own, and pickling takes time.
         with suppress(Exception, KeyboardInterrupt):
-            error.text = "\n\n".join([error.text, *in_notebook(error.reports, ran, names, here)])
+            found = where_names_are(error.reports, ran, names, here, replaced)
+            error.text = "\n\n".join([error.text, *found])
 
 
-def in_notebook(
-    reports: Iterable[Report], ran: Iterable[int], names: Mapping[str, Any], here: str = _WITHOUT
+def where_names_are(
+    reports: Iterable[Report],
+    ran: Iterable[int],
+    names: Mapping[str, Any],
+    here: str = _WITHOUT,
+    replaced: Collection[int] = (),
 ) -> list[str]:
-    """Returns a line for each name that ranks have not found, and that exists in the notebook.
+    """Returns a line for each name that ranks have not found, and that exists in the notebook, or
+    that a replaced rank may have lost.
 
-    ``ran`` are the ranks that ran the cell, ``names`` the notebook's variables. ``here`` is how to
-    run a cell in the notebook.
+    ``ran`` are the ranks that ran the cell, ``names`` the notebook's variables, ``replaced`` the
+    ranks that have taken the place of dead ones. ``here`` is how to run a cell in the notebook.
     """
     missing: dict[str, list[int]] = {}
     for report in reports:
@@ -129,11 +141,18 @@ def in_notebook(
         if re.search(rf"\b{found[1]}\b", report.source_line):
             missing.setdefault(found[1], []).append(report.rank)
     everyone = len(list(ran))
-    return [
-        _to_ranks(name, names[name], ranks if len(ranks) < everyone else [], here)
-        for name, ranks in missing.items()
-        if name in names
-    ]
+    lines = []
+    for name, ranks in missing.items():
+        if name in names:
+            some = ranks if len(ranks) < everyone else []
+            lines.append(_to_ranks(name, names[name], some, here))
+        elif set(ranks) <= set(replaced):
+            was = "was replaced, and lacks" if len(ranks) == 1 else "were replaced, and lack"
+            lines.append(
+                f"{label(ranks)} {was} what cells had made before. If a cell made {name} then, "
+                "run it again."
+            )
+    return lines
 
 
 def _import(module: str, name: str) -> str:

@@ -145,7 +145,7 @@ def test_a_name_of_the_other_side_is_named_with_the_way_to_it(notebook):
     # The kernel waits half a second for the rank.
     longer = "dict.fromkeys(_module._SECONDS, 60.0)"
     with patched(notebook.run, "allranks.features.completion.notebook._SECONDS", longer):
-        here = "kept exists on the ranks, as on rank 0: begin the cell with"
+        here = "kept exists on ranks 0–3: begin the cell with"
         notebook.run("kept").fails("NameError").says(here)
     # A magic on the ranks is no variable.
     notebook.run("print(env)").fails("NameError").lacks("exists on the ranks")

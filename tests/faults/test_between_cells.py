@@ -44,7 +44,7 @@ def test_the_stop_button_ends_what_a_rank_does_between_two_cells(notebook):
     (line,) = status
     assert "idle" not in line
     assert "time.sleep(600)" in line
-    assert "time.sleep(600); interrupt to end that" in text
+    assert "time.sleep(600); the new cell waits for that, or interrupt" in text
     assert notebook.on_ranks("kept").text == KEPT.format(10)
 
 
@@ -52,7 +52,7 @@ def test_a_rank_that_the_stop_button_cannot_free_is_replaced_and_no_other(notebo
     # As a library's C++ that no signal reaches.
     deaf = "signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals()), time.sleep(600)"
     _, text = interrupted_in(notebook, deaf)
-    assert "time.sleep(600); interrupt to end that" in text
+    assert "time.sleep(600); the new cell waits for that, or interrupt" in text
     text = re.sub(" +", " ", notebook.on_ranks("globals().get('kept', -1)").text)
     for rank, kept in enumerate((0, -1, 20, 30)):
         assert f"rank {rank} → {kept}" in text

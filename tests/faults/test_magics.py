@@ -216,7 +216,8 @@ def test_the_variables_of_the_notebook_are_never_touched_and_values_cross_as_ask
     notebook.on_ranks("secret = rank * 2\nsecret", "-o wanted -r 1,3")
     assert notebook.value("wanted") == "[2, 6]"
     assert notebook.run("secret").error_name == "NameError"
-    notebook.run("import numpy as np\npushed = np.arange(3)\n%distributed push pushed")
+    cell = notebook.run("import numpy as np\npushed = np.arange(3)\n%distributed push pushed")
+    assert cell.text == "pushed is on ranks 0–3\n"
     assert (
         notebook.on_ranks("int(pushed.sum()) + rank", "-r 0-1").text == "rank 0 → 3\nrank 1 → 4\n"
     )

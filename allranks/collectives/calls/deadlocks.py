@@ -39,6 +39,17 @@ def advice_alone(title: str, rank: int, partner: str) -> str:
     return ""
 
 
+def advice_for_some(title: str) -> str:
+    """Returns what to change if some ranks make a call that others do not make."""
+    some = "Make the same calls on every rank. A call of some ranks alone needs"
+    if title.startswith("comm."):
+        return f"{some} a communicator of theirs, which all ranks make with comm.Split."
+    return (
+        f"{some} a process set: let every rank make s = add_process_set([0, 1]), and pass "
+        "process_set=s."
+    )
+
+
 def error(said: str) -> CollectiveMismatch:
     """Returns the error with this text, whose first line is one of `text` or of a mismatch."""
     first = said.partition("\n")[0]

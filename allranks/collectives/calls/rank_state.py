@@ -558,7 +558,7 @@ class RankState:
         ``why`` is the text of its `departure`.
         """
         if {rank, self.shares[rank]} & self.died.keys():
-            return "A dead rank can be replaced only between cells."
+            return "Run the cell again once the dead rank has been replaced."
         if self.is_lost(rank):
             return "Check that host and its network, and start the ranks again."
         runs = self.scope.ranks

@@ -183,7 +183,7 @@ class Watch:
         advice = (
             self.own.advice(rank, why)
             or deadlocks.advice_alone(call.spec.title, self.own.rank, partner)
-            or "Make the same calls on every rank, or use a process set of the ranks that do."
+            or deadlocks.advice_for_some(call.spec.title)
         )
         said = f"{call.spec.title} needs {call.needs}: rank {rank} {why}."
         if why.startswith("finished ") and call.every and rank not in sites and waiting:
@@ -300,7 +300,10 @@ class Watch:
         if board.get(rank, fields.TICKET):
             waits = f"waits in {with_source(board.text(rank, fields.WAITING))}"
         if board.get(rank, fields.ANSWERED) < asked:
-            why = "it is stopped, or inside a call that does not return to Python"
+            why = (
+                "it is stopped, inside a call that does not return to Python, or gets no core "
+                "because the machine is busy"
+            )
             if waits:
                 # While a rank waits, another of its threads answers.
                 why = f"it {waits}, and is stopped or gets no processor time"

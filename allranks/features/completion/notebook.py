@@ -1,4 +1,6 @@
-"""Asks the chosen rank what Tab, Shift-Tab and ``name?`` want to know. It never waits for long."""
+"""Asks the chosen rank what Tab, Shift-Tab and ``name?`` want to know, and all ranks which of them
+have a name. It never waits for long.
+"""
 
 from __future__ import annotations
 
@@ -59,13 +61,15 @@ class NameCompletion(AskingFeature):
         """Runs a command; may run in another thread, as the subshell of a notebook.
 
         ``complete`` and ``describe`` take a cell, the cursor's position, and the detail of the
-        description; they return the ``rank``, and what it has found. ``find`` does so for a name
-        of a variable, without code of the user's. ``inspect`` takes the words that the user has
-        typed.
+        description; they return the ``rank``, and what it has found. ``find`` takes the name of a
+        variable, and returns what the ranks that have it have found, by rank, without code of the
+        user's. ``inspect`` takes the words that the user has typed.
         """
         if name == "inspect":
             (words,) = arguments
             return f"Tab, Shift-Tab and NAME? ask rank {self._choose(words)}."
+        if name == "find":
+            return self._find(*arguments)
         code, cursor, *detail = arguments
         rank = self._rank_for(code)
         if rank is None:
@@ -73,10 +77,19 @@ class NameCompletion(AskingFeature):
         content = {"code": code, "cursor": cursor, "detail": detail[0] if detail else 0}
         # A busy rank refuses the first question. It answers the second one at once, from what it
         # can find without code of the user's; so does a rank whose user's code does not return.
-        # IPython's description of a name would also be that of a magic, as ``time``.
-        requests = ["describe_busy"] if name == "find" else [name, f"{name}_busy"]
+        requests = [name, f"{name}_busy"]
         waits = [self.begin_ask((rank,), each, content, _SECONDS[name]) for each in requests]
         return {"rank": rank} | next((found for wait in waits if (found := wait().get(rank))), {})
+
+    def _find(self, variable: str) -> dict[int, dict[str, Any]]:
+        running = cluster.running()
+        if running is None:
+            return {}
+        # IPython's description of a name would also be that of a magic, as ``time``.
+        content = {"code": variable, "cursor": len(variable), "detail": 0}
+        ranks = [rank for rank in range(running.size) if rank not in running.roster.dead]
+        found = self.begin_ask(ranks, "describe_busy", content, _SECONDS["find"])()
+        return {rank: one for rank, one in found.items() if one["found"]}
 
     def _choose(self, words: list[str]) -> int:
         if words:

@@ -330,8 +330,10 @@ class Recovery:
             return
         waits, took = label(self._waits_for()), f"it took {self._seconds:g} s"
         if self._seconds_left:
-            does = "twice to kill all ranks" if self._replaces else "to go on without it"
-            self._say(f"{waits}: still {self.step.value}; interrupt {does}")
+            then = "interrupt to go on without it"
+            if self._replaces:
+                then = "wait for that: interrupting twice kills all ranks, with their variables"
+            self._say(f"{waits}: still {self.step.value}; {then}")
             self.commands.append(Limit(self._seconds_left))
             self._seconds_left = 0.0
         elif self.step is Step.SEATING:

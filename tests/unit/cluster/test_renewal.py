@@ -18,6 +18,7 @@ from allranks.records.wire import BETWEEN_CELLS, Answer, Interrupt
 
 ENDS_GROUPS = "ending torch's groups"
 WAITS = "waiting for the other ranks"
+WAITED_FOR = "the new cell waits for that, or interrupt to end it"
 
 
 class Ranks:
@@ -93,7 +94,7 @@ def press(_: Ranks) -> str:
 
 def test_what_takes_longer_than_a_second_is_shown(renew):
     _, made, told = renew({5: Ranks.answer})
-    assert told == ["rank 1 is still ending torch's groups; interrupt to end that"]
+    assert told == [f"rank 1 is still ending torch's groups; {WAITED_FOR}"]
     assert not made.pressed
 
 
@@ -103,7 +104,7 @@ def test_what_ends_within_a_second_is_not_shown(renew):
 
 def test_a_rank_that_does_not_answer_is_shown_too(renew):
     _, _, told = renew({5: Ranks.answer}, doing={0: WAITS, 2: WAITS})
-    assert told == ["rank 1 is still busy; interrupt to end that"]
+    assert told == [f"rank 1 has not answered since the last cell; {WAITED_FOR}"]
 
 
 def test_an_interrupt_reaches_the_rank_that_is_busy_and_no_other(renew):

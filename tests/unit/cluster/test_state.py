@@ -280,8 +280,10 @@ def test_only_the_last_process_that_was_started_for_a_place_counts():
     ranks.apply(Replaces(2, 8))
     ranks.apply(Replaces(2, 9))
     assert ranks.apply(hello(2, 8)) == ranks.apply(end(2, 8)) == ()
+    assert ranks.replaced == ()
     assert ranks.apply(hello(2, 9)) == (Came(hello(2, 9)),)
     assert ranks.new == {2}
+    assert ranks.replaced == (2,)
     ranks.apply(TookPlaces([2]))
     assert (ranks.dead, ranks.hellos[2].pid) == ({}, 9)
 

@@ -55,3 +55,14 @@ def test_a_mismatch_that_another_rank_has_reported_is_none():
 def test_a_message_whose_partner_has_left_needs_the_other_call(title, advice):
     assert deadlocks.advice_alone(title, 0, "rank 1").startswith(advice)
     assert deadlocks.advice_alone("allreduce(Sum)", 0, "rank 1") == ""
+
+
+@pytest.mark.parametrize(
+    ("title", "makes"),
+    [
+        ("allreduce(Average)", "let every rank make s = add_process_set([0, 1]), and pass"),
+        ("comm.Barrier", "communicator of theirs, which all ranks make with comm.Split."),
+    ],
+)
+def test_a_call_of_some_ranks_gets_the_call_that_makes_their_group(title, makes):
+    assert makes in deadlocks.advice_for_some(title)

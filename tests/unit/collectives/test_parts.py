@@ -223,7 +223,10 @@ def test_a_rank_that_does_not_answer_may_be_on_a_host_that_cannot_be_reached():
     for rank in (1, 2):
         Board(pages, (0, 1, 2), rank).put(ENTERED, 1)
     here, there = (Watch(state)._location(rank, asked=7) for rank in (1, 2))
-    assert here == "does not answer: it is stopped, or inside a call that does not return to Python"
+    assert here == (
+        "does not answer: it is stopped, inside a call that does not return to Python, or gets no "
+        "core because the machine is busy"
+    )
     assert there == f"{here}, or its host h2 cannot be reached"
     waits = Board(pages, (0, 1, 2), 1)
     waits.write(WAITING, "barrier at cell.py:3")
@@ -277,7 +280,7 @@ def test_the_advice_about_a_dead_rank_is_true_before_and_after_another_one_takes
     pages = mmap.mmap(-1, Board.nbytes(2))
     state = RankState(0, (0, 0), Board(pages, (0, 1), 0))
     state.died[1] = "has died"
-    assert state.advice(1, "has died") == "A dead rank can be replaced only between cells."
+    assert state.advice(1, "has died") == "Run the cell again once the dead rank has been replaced."
 
 
 def test_a_rank_that_does_not_run_the_cell_has_no_error_to_correct():

@@ -293,7 +293,10 @@ def test_what_takes_long_is_said_with_the_ranks_that_are_waited_for():
         played.recovery.rank_answered(rank, SETTLED)
     played.recovery.time_is_over()
     played.obey()
-    assert "ranks 4–5: still reading what was kept; interrupt twice" in played.said
+    assert played.said.endswith(
+        "ranks 4–5: still reading what was kept; wait for that: interrupting twice kills all "
+        "ranks, with their variables\n"
+    )
 
 
 def test_a_copy_that_cannot_be_read_is_not_called_missing():

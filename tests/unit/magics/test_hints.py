@@ -10,7 +10,7 @@ import pytest
 from IPython.core.error import UsageError as UnknownMagic
 
 from allranks.errors import AllranksError, CellFailed, Report
-from allranks.magics.hints import Hints, in_notebook
+from allranks.magics.hints import Hints, where_names_are
 from allranks.magics.session import RanksProxy
 from allranks.widgets import ring
 
@@ -23,7 +23,7 @@ def undefined(rank, name, line=None, etype="NameError"):
 
 
 def hints(names, *reports, ran=2, **here):
-    return in_notebook(reports, range(ran), names, **here)
+    return where_names_are(reports, range(ran), names, **here)
 
 
 def test_a_variable_of_the_notebook_is_copied_to_all_ranks_or_to_those_that_lack_it():
@@ -34,6 +34,18 @@ def test_a_variable_of_the_notebook_is_copied_to_all_ranks_or_to_those_that_lack
         f"x {COPY} x -r 0",
         f"y {COPY} y -r 1",
     ]
+
+
+def test_a_name_that_only_replaced_ranks_lack_may_have_been_lost():
+    lost = hints({}, undefined(1, "model"), replaced=[1])
+    assert lost == [
+        "rank 1 was replaced, and lacks what cells had made before. If a cell made model then, "
+        "run it again."
+    ]
+    every = [undefined(rank, "model") for rank in range(2)]
+    assert hints({}, *every, replaced=[1]) == []
+    assert hints({}, undefined(1, "model")) == []
+    assert hints({"model": 3}, undefined(1, "model"), replaced=[1]) == [f"model {COPY} model -r 1"]
 
 
 def test_a_variable_that_cannot_be_copied_is_used_in_the_notebook():
@@ -111,14 +123,14 @@ def shell():
 
 @pytest.fixture
 def session():
-    def find(command, source, cursor):
+    def find(command, source):
         assert command == "find"  # a description may be that of a magic
         if source == "busy":
             raise AllranksError("they do not answer")
         if source == "interrupted":
             raise KeyboardInterrupt
-        module = "numpy" if source == "np" else ""
-        return {"rank": 2, "found": source in ("model", "np"), "module": module}
+        ranks = {"model": (2,), "np": (0, 1, 2)}.get(source, ())
+        return {rank: {"module": "numpy" if source == "np" else ""} for rank in ranks}
 
     return SimpleNamespace(running=None, hooks=SimpleNamespace(command=find))
 
@@ -139,16 +151,16 @@ def test_a_name_that_each_rank_has_is_named_in_the_notebook_without_ranks(shell)
 
 
 @pytest.mark.usefixtures("loaded")
-def test_a_variable_of_a_rank_is_named_once_the_rank_has_answered(shell, session):
+def test_a_variable_of_ranks_is_named_with_those_that_have_answered(shell, session):
     session.running = object()
     assert shell.fails("model") == (
-        "name 'model' is not defined\nmodel exists on the ranks, as on rank 2: begin the cell with "
-        "%%distributed, or copy it, a value for each rank: model = %distributed pull model"
+        "name 'model' is not defined\nmodel exists on rank 2: begin the cell with %%distributed, "
+        "or copy it, a value for each rank: model = %distributed pull model"
     )
     # A module cannot be copied.
     assert shell.fails("np.ones(3)") == (
-        "name 'np' is not defined\nnp is a module that rank 2 has imported, and not the notebook. "
-        "Begin the cell with: import numpy as np"
+        "name 'np' is not defined\nnp is a module that ranks 0–2 have imported, and not the "
+        "notebook. Begin the cell with: import numpy as np"
     )
     assert shell.fails("other") == "name 'other' is not defined"
     for name in ("busy", "interrupted"):
