@@ -1,5 +1,6 @@
 """At the end of a notebook's cell: ranks that have died in a request of one of its views."""
 
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
@@ -12,8 +13,10 @@ from allranks.features.ipyparallel import client_requests, notebook
 def end_cell(monkeypatch, capsys):
     """Ends a cell in which a rank dies, or all end; returns what is shown."""
 
-    def end_cell(dies=None, *, known=(), busy=False, all_end=False, replaces="", followed=True):
-        roster = SimpleNamespace(busy=busy, dead=dict.fromkeys(known))
+    def end_cell(
+        dies=None, *, known=(), caller=0, free=True, all_end=False, replaces="", followed=True
+    ):
+        roster = SimpleNamespace(caller=caller, dead=dict.fromkeys(known))
 
         def is_up(tell):
             roster.dead |= {} if dies is None or replaces == "on" else {dies: None}
@@ -24,6 +27,7 @@ def end_cell(monkeypatch, capsys):
         words = SimpleNamespace(deaths_text=lambda: f"rank {dies} ended with exit code 3")
         cells = SimpleNamespace(
             is_up=is_up,
+            turns=SimpleNamespace(taken_if_free=lambda: nullcontext(free)),
             connection=SimpleNamespace(words=words),
             hooks=SimpleNamespace(replaces_ranks="%distributed heal"),
         )
@@ -51,5 +55,6 @@ def test_the_loss_of_all_ranks_is_shown(end_cell):
 
 
 def test_nothing_is_done_while_ranks_run_a_cell_or_without_a_client(end_cell):
-    assert end_cell(1, replaces="on", busy=True) == ""
+    assert end_cell(1, replaces="on", caller=1) == ""
+    assert end_cell(1, replaces="on", free=False) == ""
     assert end_cell(1, replaces="on", followed=False) == ""
