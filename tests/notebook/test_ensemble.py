@@ -199,6 +199,27 @@ result = lines[0], y
     assert notebook.value("[m.result for m in runs]") == "[('5', 6), ('6', 7)]"
 
 
+def test_a_number_as_result_orders_the_members_and_the_table_says_so(notebook):
+    cell = run(notebook, "x=1,2 -o numbers", "log(acc=1 / x)\nlog(f1=x)\nresult = float(x)")
+    order = "by the highest result; another order: --metric acc, or runs.best('acc')"
+    assert f"★ the best of those that have finished, {order}" in cell.text
+    assert notebook.value("numbers.order()") == repr(order)
+
+
+def test_the_table_stays_in_the_notebook_and_a_result_may_be_sent(notebook):
+    run(notebook, "x=1,2 -o numbers", "result = float(x)")
+    refused = notebook.run("%distributed push numbers")
+    assert "numbers cannot be sent to the ranks" in refused.error_value
+    notebook.run("%distributed on").ok()
+    try:
+        missing = notebook.run("numbers.best()").text
+        assert "numbers exists in the notebook, and cannot be copied to the ranks" in missing
+        notebook.run("%%local\nbest = numbers.best().result\n%distributed push best").ok()
+        assert notebook.run("best").text == "ranks 0–3 → 2.0\n"
+    finally:
+        notebook.run("%distributed off").ok()
+
+
 def test_what_cannot_be_sent_or_kept_is_said_of_its_member(notebook):
     run(notebook, "x=1", "result = {'n': 3, 'g': (i for i in [1])}")
     assert notebook.value("runs[0].metrics") == "{'n': 3}"

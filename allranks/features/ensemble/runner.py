@@ -164,6 +164,7 @@ class EnsembleRunner:
             for member in self.runs:
                 if member.state in (WAITING, RUNNING):
                     member.state = STOPPED
+            self._find_metric()
             self._show_all()
             self.view.members.said = self.counts()
             if self._logged is not None and (cause := self._logged.cause_in_members()):
@@ -389,6 +390,7 @@ class EnsembleRunner:
 
     def _find_metric(self) -> None:
         wanted = self.runs.metric()
+        self.view.members.order = self.runs.order()
         if wanted != self._wanted:
             self._wanted = wanted
             self._show_all()

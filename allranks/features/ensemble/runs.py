@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import queue
+import shlex
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, overload
 
@@ -13,6 +14,7 @@ from allranks.features.ensemble.member import FAILED, FINISHED, Member, comparab
 from allranks.features.ensemble.view import (
     MemberRow,
     Picture,
+    direction,
     plot,
     plot_parallel,
     table_html,
@@ -179,6 +181,21 @@ class Runs(Sequence[Member]):
             told = self._metric is not None and self._metric[0] == name
             lower = self._metric[1] if told and self._metric else lower_is_better(name)
         return name, lower if mode is None else mode == "min"
+
+    def order(self) -> str:
+        """Returns the metric that orders the members, and how to choose another; empty if chosen.
+
+        As ``by the highest result; another order: --metric loss, or runs.best('loss')``.
+        """
+        wanted = self.metric()
+        if wanted is None or self._metric is not None:
+            return ""
+        others = (name for member in self for name in member.metrics if name != wanted[0])
+        other = next(others, None)
+        said = f"by {direction(*wanted)}"
+        if other is None:
+            return said
+        return f"{said}; another order: --metric {shlex.quote(other)}, or runs.best({other!r})"
 
     def best(self, metric: str | None = None, mode: str | None = None) -> Member:
         """Returns the finished member with the best value of a metric.
@@ -368,7 +385,8 @@ class Runs(Sequence[Member]):
 
     def _shown(self, render: Callable[..., str]) -> str:
         wanted = self.metric()
-        return render([self.row(member, wanted) for member in self], *(wanted or ("", False)))
+        rows = [self.row(member, wanted) for member in self]
+        return render(rows, *(wanted or ("", False)), self.order())
 
     def __repr__(self) -> str:
         return self._shown(table_text)

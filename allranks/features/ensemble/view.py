@@ -50,12 +50,14 @@ class MemberTable:
     """The rows and the headline of a running ensemble.
 
     ``metric`` is the name of the numbers in the rows; ``lower`` is True if lower ones are better.
+    ``order`` says so in words, and how to choose; empty if a person has chosen.
     """
 
     def __init__(self) -> None:
         self.rows: dict[int, MemberRow] = {}
         self.metric = ""
         self.lower = False
+        self.order = ""
         self.said = ""
         self._started: dict[int, float] = {}
         self._changed: set[int] = set()
@@ -74,7 +76,7 @@ class MemberTable:
         return Counter(row.state for row in self.rows.values())
 
     def news(self) -> dict[str, Any] | None:
-        whole = self.metric, self.lower, self.said
+        whole = self.metric, self.lower, self.order, self.said
         if not self._changed and whole == self._told:
             return None
         told = self._tell([self.rows[number] for number in sorted(self._changed)])
@@ -93,7 +95,13 @@ class MemberTable:
             if row.state == "running":
                 one["seconds"] = now - self._started[row.number]
             told.append(one)
-        return {"rows": told, "metric": self.metric, "lower": self.lower, "said": self.said}
+        return {
+            "rows": told,
+            "metric": self.metric,
+            "lower": self.lower,
+            "order": self.order,
+            "said": self.said,
+        }
 
 
 _FEW_VALUES = 8
@@ -149,10 +157,11 @@ def bundle(figures: CellModel, style: PlotStyle = DEFAULT_STYLE) -> dict[str, st
     rows = sorted(members.rows.values(), key=lambda row: row.number)
     said = f"{members.said}, {seconds(figures.elapsed)}"
     html = f"<p><b>{escape(said)}</b></p>{_images(figures, members, rows, style)}"
-    html += table_html(ordered(rows, style), members.metric, members.lower)
+    how = members.metric, members.lower, members.order
+    html += table_html(ordered(rows, style), *how)
     return {
         "text/html": f'<div class="allranks-still">{html}</div>',
-        "text/plain": f"{said}\n{table_text(rows, members.metric, members.lower)}",
+        "text/plain": f"{said}\n{table_text(rows, *how)}",
     }
 
 
@@ -196,19 +205,25 @@ def best_of(rows: Sequence[MemberRow], lower: bool) -> MemberRow | None:
     return (min if lower else max)(known, key=lambda row: row.metric or 0.0, default=None)
 
 
-def table_text(rows: Sequence[MemberRow], metric: str, lower: bool) -> str:
+def direction(metric: str, lower: bool) -> str:
+    return f"the {'lowest' if lower else 'highest'} {metric}"
+
+
+def table_text(rows: Sequence[MemberRow], metric: str, lower: bool, order: str = "") -> str:
     # The best member is marked among all rows, not only among those that are shown.
-    return _table(rows[:_ROWS_TEXT], rows, metric, lower).text()
+    return _table(rows[:_ROWS_TEXT], rows, metric, lower, order).text()
 
 
-def table_html(rows: Sequence[MemberRow], metric: str, lower: bool) -> str:
+def table_html(rows: Sequence[MemberRow], metric: str, lower: bool, order: str = "") -> str:
     shown, best = rows[:_ROWS_HTML], best_of(rows, lower)
     bold = next((at for at, row in enumerate(shown) if row is best), None)
-    return saved_panel.table_html(_table(shown, rows, metric, lower), aligned=True, bold=bold)
+    return saved_panel.table_html(
+        _table(shown, rows, metric, lower, order), aligned=True, bold=bold
+    )
 
 
 def _table(
-    shown: Sequence[MemberRow], rows: Sequence[MemberRow], metric: str, lower: bool
+    shown: Sequence[MemberRow], rows: Sequence[MemberRow], metric: str, lower: bool, order: str
 ) -> Table:
     best = best_of(rows, lower)
     failed = any(row.error for row in shown)
@@ -230,8 +245,8 @@ def _table(
     more = len(rows) - len(shown)
     notes = [f"{more:,} more members are not in this table: runs.rows() has them"] if more else []
     if best is not None:
-        which = "lowest" if lower else "highest"
-        notes.append(f"★ the best of those that have finished: the {which} {metric}")
+        how = f", {order}" if order else f": {direction(metric, lower)}"
+        notes.append(f"★ the best of those that have finished{how}")
     # Words stand to the left, numbers to the right.
     texts = [
         1 + at

@@ -157,7 +157,7 @@ export class MembersPanel {
   heading(number) {
     const { members, ensemble } = this.data, { metric = null, parameters = {} } = members.get(number) ?? {};
     const at = Object.entries(parameters).map(([name, value]) => `${name}=${parameterWords(value)}`).join(", ");
-    return `★ best: ${ensemble.metric} ${formatNumber(metric ?? NaN)}${at ? ` at ${at}` : ""} (member ${number})`;
+    return `★ best: ${ensemble.metric} ${formatNumber(metric ?? NaN)}${at ? ` at ${at}` : ""} (member ${number})${ensemble.order ? `, ${ensemble.order}` : ""}`;
   }
 
   best() {

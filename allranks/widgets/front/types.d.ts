@@ -79,6 +79,7 @@ export interface Member {
 export interface Ensemble {
   metric?: string;
   lower?: boolean;
+  order?: string;
   missing?: number;
   said?: string;
 }

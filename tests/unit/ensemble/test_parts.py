@@ -526,6 +526,19 @@ def test_the_table_tells_parameters_metrics_and_errors():
     assert "<b>" not in runs._repr_html_()
 
 
+def test_the_table_says_which_value_orders_it_and_how_to_choose():
+    runs = Runs([ended(n, w=n) for n in range(2)])
+    for member in runs:
+        member.numbers = {"result": 1.5 + member.number}
+    order = "by the highest result; another order: --metric loss, or runs.best('loss')"
+    assert runs.order() == order
+    assert repr(runs).endswith(f"★ the best of those that have finished, {order}")
+    for member in runs:
+        member.series.clear()
+    assert runs.order() == "by the highest result"
+    assert Runs(list(runs), metric=("result", False)).order() == ""
+
+
 def test_numbers_with_the_name_of_a_column_stay_in_the_table():
     runs = table()
     for member in runs.finished:
