@@ -38,6 +38,8 @@ REDUCED_PART = 0.9
 LAYER_ARRAYS = 2
 #: Besides the gradients, a step reduces this part of their bytes at most, and as many more.
 MOST_REDUCED, LEAST_NBYTES = 1.05, 4096
+#: After a call that a rank leaves out, its lines change so often at least.
+LEAST_CHANGES = 4
 #: Differences that are smaller, in parts of the largest number, may come from the processors.
 LEAST_DIFFERENCE = 1e-5
 
@@ -105,9 +107,8 @@ def mixed_lines(cell: CellParts) -> list[Verdict]:
 def left_out_line(cell: CellParts) -> list[Verdict]:
     """Calls of a line that some ranks leave out, whose later calls met those of other lines.
 
-    The ranks have made as many calls of each line then, but in another order. They began alike, and
-    left when the others had as many calls to make as they had left out: so no branches of an
-    ``if`` on the rank, and no threads.
+    They began alike, and left when the others still had to make as many calls as they had left out.
+    Branches of an ``if`` on the rank do not look so, nor do threads.
     """
     rows = {part.rank: _calls_in_order(part, len(cell.ranks)) for part in cell.ranks}
     others = tuple(rank for rank in rows if rank not in cell.left)
@@ -120,8 +121,15 @@ def left_out_line(cell: CellParts) -> list[Verdict]:
     if any(rows[rank] != whole[: len(rows[rank])] for rank in others) or made[:1] != whole[:1]:
         return []
     missing, rest = _missing(made, whole)
-    # What the others still had to call when these ranks left.
-    if len({*missing}) != 1 or (rest and not _is_at(rest[0], cell.waits_at)):
+    # The rest is what the others still had to call when these ranks left.
+    if len({*missing}) != 1 or len(rest) != len(missing) + len(made) - len(whole):
+        return []
+    if rest and not _is_at(rest[0], cell.waits_at):
+        return []
+    # Branches that each rank takes at random may match so by chance, where lines seldom change.
+    unlike = (at for at, (a, b) in enumerate(zip(made, whole, strict=False)) if a != b)
+    later = made[next(unlike) :]
+    if sum(a != b for a, b in pairwise(later)) < LEAST_CHANGES + len(missing):
         return []
     op, place = missing[0]
     count = len(missing)

@@ -135,6 +135,13 @@ def test_branches_by_turns_and_fewer_steps_are_not_taken_for_a_call_that_is_left
         assert "mixed" not in [kind for kind, _ in found(parts)]
 
 
+def test_branches_that_ranks_take_seldom_and_by_chance_are_no_mistake():
+    own, others = [0] * 60, [0] * 60
+    own[30] = others[10] = others[31] = 1
+    parts = with_calls({0: own, 1: others, 2: others}, well=False, left=(0,), waits_at=9)
+    assert found(parts) == []
+
+
 def test_calls_of_a_group_of_some_ranks_are_no_mistake():
     parts = with_value(cell(WORK, steps=90, **LEFT_ALONE), 25, 0, 0)
     (kinds, *_) = [[part.kinds[0], part.kinds[1]._replace(ranks=2)] for part in parts.ranks]
