@@ -219,6 +219,9 @@ def test_the_notebook_of_the_launchers_card_runs_again_in_a_new_kernel(opened):
     lines = "".join(f"rank {rank} │ hello from rank {rank} of 4\n" for rank in range(4))
     said = cells.nth(1).locator(".jp-OutputArea")
     expect(said).to_contain_text(lines.strip())
+    assert lab.complaints == []
+    lab.run_cell(0)
+    expect(cells.nth(0)).to_contain_text("allranks already runs ranks 0–3")
     page.evaluate(
         """async () => {
             const { content, sessionContext } = jupyterapp.shell.currentWidget;
@@ -258,8 +261,11 @@ def test_ranks_that_ended_with_their_kernel_are_offered_again(lab):
     expect(toasts.filter(has_text="No cell of this notebook starts ranks")).to_have_count(1)
 
     def kill_kernel():
+        name = page.evaluate(
+            "() => jupyterapp.shell.currentWidget.sessionContext.session.kernel.id"
+        )
         started = psutil.Process(lab.server.process.pid).children()
-        (kernel,) = [one for one in started if "ipykernel_launcher" in one.cmdline()]
+        (kernel,) = [one for one in started if name in " ".join(one.cmdline())]
         kernel.kill()
         page.locator(".jp-Dialog .jp-mod-accept").click()
         expect(page.locator(FIELD)).to_have_text("no ranks")
@@ -270,6 +276,7 @@ def test_ranks_that_ended_with_their_kernel_are_offered_again(lab):
     again = toasts.filter(has_text="The ranks ended with the kernel.")
     start = "%load_ext allranks, %distributed start -n 2, %distributed on"
     expect(again).to_contain_text(f"Run first: {start}")
+    expect(toasts).to_have_count(1)
     lab.screenshot(PICTURES / "toolbar_ranks_ended.png")
     again.get_by_role("button", name="Write this as the first cell").click()
     page.keyboard.press("Shift+Enter")

@@ -98,6 +98,8 @@ export const plugins = (packages) => {
    */
   const offerAgain = (notebook, failed, ranks) => {
     const { trans, wholeStart } = ranks;
+    // It offers to write the start of ranks that run.
+    if (ranks.notification) Notification.dismiss(ranks.notification);
     const joined = (/** @type {string} */ source) => source.trim().replaceAll("\n", ", ");
     if (!wholeStart) {
       const text = trans.__("The ranks ended with the kernel. Run first: %1", joined(ranks.startLines));
