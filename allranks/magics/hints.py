@@ -12,6 +12,7 @@ import re
 import sys
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import ExitStack, suppress
+from difflib import get_close_matches
 from traceback import walk_tb
 from types import FunctionType, ModuleType
 from typing import Any
@@ -34,6 +35,7 @@ _LOCAL = "Begin the cell with: %%local   (or let all cells run in the notebook: 
 #: The size of larger values is named before they are copied to each rank.
 _LARGE_NBYTES = 100_000_000
 _SHOW = "showtraceback"
+_OURS = "distributed"
 _UNDEFINED = re.compile(r"name '(\w+)' is not defined")
 _NOT_FOUND = re.compile(r"`(%%?)(\w+)` not found")
 
@@ -76,6 +78,8 @@ class Hints:
             magic = f"{found[1]}{found[2]}"
             if found[2] in self.px:
                 error.args = (f"{error} {magic} runs on the ranks after: %load_ext allranks.px",)
+            elif get_close_matches(found[2], [_OURS]):
+                error.args = (f"{error} Did you mean {found[1]}{_OURS}?",)
 
     def _add_to(self, error: NameError) -> None:
         frames = [frame for frame, _ in walk_tb(error.__traceback__)]

@@ -33,7 +33,7 @@ def interrupted_in(notebook, source):
         return "time.sleep" in "".join(status)
 
     wait_until(told, lambda: f"where rank 1 sleeps, found {status}")
-    cell = notebook.start_on_ranks("kept").wait_for("rank 1 is still")
+    cell = notebook.start_on_ranks("kept").wait_for("the new cell waits for that")
     notebook.interrupt()
     assert cell.wait(SETTLED_SECONDS).error_name == "KeyboardInterrupt"
     return status, cell.text

@@ -182,6 +182,14 @@ def test_a_magic_of_allranks_px_is_named_with_what_loads_it(shell, loaded):
             assert shell.shown[-1].endswith(more or "found.")
 
 
+@pytest.mark.usefixtures("loaded")
+def test_a_typing_error_in_the_name_of_our_magic_is_named(shell):
+    for asked, meant in (("distributd", " Did you mean %distributed?"), ("env2", " not found.")):
+        error = UnknownMagic(f"Line magic function `%{asked}` not found.")
+        shell.showtraceback((UnknownMagic, error, None))
+        assert shell.shown[-1].endswith(meant)
+
+
 def test_without_the_extension_the_shell_shows_errors_as_before(shell, session):
     with ExitStack() as undo:
         Hints(shell, session, SimpleNamespace(is_on=False), undo)
