@@ -17,6 +17,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from allranks.collectives.calls.sites import Site, with_source
@@ -334,6 +335,8 @@ class RankState:
         """The start of this rank's wait, by `perf_counter`, and a missing rank."""
         self.failed = False
         self.offset_seconds = 0.0
+        self.entered = 0.0
+        """When this rank entered its scope, by its own clock."""
         """The first rank's host's clock minus this host's."""
         self.held_requests: dict[int, list[Any]] = {}
         """Requests of MPI with their buffers: under way, or left by an interrupt."""
@@ -409,6 +412,7 @@ class RankState:
 
     def enter(self, name: str, ranks: tuple[int, ...] | None, number: int) -> None:
         self.scope = Scope(name, number, None if ranks is None else frozenset(ranks))
+        self.entered = perf_counter()
         self.board.put(FAILED, 0)
         self.board.put(ENTERED, number + 1)
         # Drop earlier ones. Last, because a cell may have replaced `os.read`: even then this rank
@@ -551,6 +555,10 @@ class RankState:
         """Whether another rank has left the request that this one runs by an error, or drops it."""
         last = self.board.get(rank, REQUEST)
         return self.request > 0 and last >> 32 == self.request >> 32 and last >= self.request
+
+    def has_repeated(self, call: Call) -> bool:
+        """Whether a call of the same line has ended in this scope: all members made it too."""
+        return False
 
     def advice(self, rank: int, why: str) -> str:
         """What to do about a rank that will never arrive; "" if it makes other calls.

@@ -188,8 +188,9 @@ class Watch:
         said = f"{call.spec.title} needs {call.needs}: rank {rank} {why}."
         if why.startswith("finished ") and call.every and rank not in sites and waiting:
             verb = "waits" if len(waiting) == 1 else "wait"
+            again = " again" if self.own.has_repeated(call) else ""
             said = (
-                f"rank {rank} {why} without calling {call.spec.title}; "
+                f"rank {rank} {why} without calling {call.spec.title}{again}; "
                 f"{label(waiting)} {verb} for it."
             )
         lines = [f"{said} {advice}"]

@@ -26,7 +26,7 @@ from allranks.collectives.calls.call import (
     Transport,
     drive,
 )
-from allranks.collectives.calls.journal import Journal, Presence
+from allranks.collectives.calls.journal import Journal, Presence, named
 from allranks.collectives.calls.rank_state import PROCESS, Board, RankState
 from allranks.collectives.calls.specs import Spec, pack
 from allranks.collectives.calls.watch import LineReporter, Watch
@@ -146,6 +146,10 @@ def group_nbytes(hosts: int, here: int, members: int) -> int:
     from allranks.collectives.mpi.agreement import MultiHostAgreement
 
     return rounded(MultiHostAgreement.nbytes(here, members))
+
+
+#: Of the calls that have ended, so many are searched for one of the same line.
+_LAST_CALLS = 1000
 
 
 class World(RankState):
@@ -687,6 +691,11 @@ class World(RankState):
     def unfinished(self) -> bool:
         """Whether a collective was left unfinished, so that the world needs another epoch."""
         return self.dirty or self.pending > 0
+
+    def has_repeated(self, call: Call) -> bool:
+        made, _ = self.journal.since(self.entered + self.offset_seconds, _LAST_CALLS)
+        kind = call.spec.op, call.name or named(call.site), call.members.number
+        return any((one.op, one.name, one.process_set) == kind for one in made)
 
     def leave(self, reason: str, failed: bool, where: str, *, gone: bool = False) -> None:
         if self.queued and not failed and not self.dirty:

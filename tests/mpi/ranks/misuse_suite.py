@@ -12,17 +12,20 @@ import pytest
 from conftest import (
     ODD,
     PATIENCE_SECONDS,
+    enter,
     everybody,
     in_a_cell,
     interrupted_after,
     next_cell_works,
     odd,
+    settle,
     until,
 )
 from mpi4py import MPI
 
 import allranks.collectives as c
 from allranks.collectives.calls import call
+from allranks.collectives.calls.rank_state import FINISHED
 from allranks.errors import CollectiveMismatch, RankLeft, StaleHandle
 
 pytestmark = pytest.mark.skipif(c.size() < 2, reason="a mistake takes two ranks")
@@ -162,6 +165,23 @@ def test_a_rank_outside_of_the_cell_is_named():
     with pytest.raises(RankLeft, match=r"rank 1 does not run this cell \(-r 0"):
         c.allreduce(X)
     c.scope.leave("it ended")
+
+
+def test_a_rank_that_has_made_the_call_before_in_the_cell_did_not_make_it_again():
+    texts = []
+    for times in (1, 3, 1):
+        enter()
+        try:
+            for _ in range(times - odd()):
+                c.allreduce(X)
+        except RankLeft as error:
+            texts.append(str(error))
+        c.scope.leave(FINISHED)
+        settle()
+        next_cell_works()
+    if not odd():
+        said = ["again; " in text for text in texts]
+        assert said == [False, True, False], texts
 
 
 def test_ranks_that_wait_for_each_other_are_told_so():
