@@ -294,6 +294,13 @@ def test_ranks_that_ended_with_their_kernel_are_offered_again(lab):
     page.keyboard.press("Shift+Enter")
     lab.wait_for(2, "hello from 1")
 
+    page.evaluate("() => jupyterapp.shell.currentWidget.sessionContext.restartKernel()")
+    lab.command("notebook:clear-all-cell-outputs")
+    expect(lab.output(2)).not_to_contain_text("hello")
+    lab.run_all()
+    lab.wait_for(1, "typed 1")
+    lab.wait_for(2, "hello from 1")
+
 
 def test_the_settings_of_the_toolbar_hide_the_field(lab):
     settings = lab.server.home / "JUPYTERLAB_SETTINGS_DIR" / "@jupyterlab" / "notebook-extension"
