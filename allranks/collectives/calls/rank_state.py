@@ -335,9 +335,9 @@ class RankState:
         """The start of this rank's wait, by `perf_counter`, and a missing rank."""
         self.failed = False
         self.offset_seconds = 0.0
+        """The first rank's host's clock minus this host's."""
         self.entered = 0.0
         """When this rank entered its scope, by its own clock."""
-        """The first rank's host's clock minus this host's."""
         self.held_requests: dict[int, list[Any]] = {}
         """Requests of MPI with their buffers: under way, or left by an interrupt."""
         self.dropped_requests: deque[Any] = deque()
