@@ -26,7 +26,9 @@ with warnings.catch_warnings(record=True) as seen:
         assert not seen
         y.sum().backward()
         said[name] = [str(one.message) for one in seen]
-assert all(f"{name} has no gradient" in text for name, (text,) in said.items()), said
+# torch's own gloo warns, too.
+told = "has no gradient", "an autograd kernel was not registered"
+assert all(any(part in text for part in told) for (text,) in said.values()), said
 """,
     "models that share gradients": """
 def trained(**options):
