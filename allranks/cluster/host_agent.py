@@ -480,7 +480,7 @@ _STATE = (
 )
 
 
-class StandIn(Protocol):
+class NotebookStandIn(Protocol):
     """A process that has the hosts from the end of this notebook until another one comes.
 
     A feature may have one, and then hears the hosts' events, with the lock of `MultiHostAgents`.
@@ -505,7 +505,7 @@ class TakenHosts:
     each with its host, and for how many seconds each host has been ``silent``.
     """
 
-    stand_in: StandIn
+    stand_in: NotebookStandIn
     state: dict[str, Any]
     news: Sequence[tuple[str, str]]
     silent: Mapping[str, float]
@@ -573,7 +573,7 @@ class MultiHostAgents:
         #: the former ones stay in `_dead`.
         self._replaced: dict[int, int] = {}
         self._told: dict[str, Event] = {}
-        self.stand_in: StandIn | None = None
+        self.stand_in: NotebookStandIn | None = None
         wire.deliver_host = self._handle
         if taken is not None:
             self._take_over(taken)
@@ -680,7 +680,7 @@ class MultiHostAgents:
             "Keep it open, or keep their values: %distributed pull NAME"
         )
 
-    def outlive_notebook(self, stand_in: StandIn, command: Command) -> None:
+    def outlive_notebook(self, stand_in: NotebookStandIn, command: Command) -> None:
         """Lets the hosts wait for the process that takes this notebook's place when it ends.
 
         Their agents get a command of the feature.

@@ -51,7 +51,7 @@ class _Enough(Exception):
 
 
 class _CountingPickler(cloudpickle.Pickler):  # type: ignore[misc]
-    """Counts tensors by their size: libraries would copy their values before they are written."""
+    """Counts objects that know their size by it: libraries copy their values to pickle them."""
 
     def __init__(self, counter: _Counter, buffers: list[pickle.PickleBuffer]) -> None:
         super().__init__(counter, protocol=5, buffer_callback=buffers.append)
@@ -73,7 +73,7 @@ class _CountingPickler(cloudpickle.Pickler):  # type: ignore[misc]
 def sent_nbytes(value: Any) -> int | None:
     """Returns how many bytes a value has when it is sent; None if it cannot be pickled.
 
-    It copies no array and no tensor, and ends soon: of other large values it counts a part.
+    It copies no array, and ends soon: of other large values it counts a part.
     """
     counter, buffers = _Counter(), list[pickle.PickleBuffer]()
     try:

@@ -45,7 +45,7 @@ class CaretakerProcess(HostAgentProcess):
 
 
 class CaretakerStandIn:
-    """What the caretaker gets while this notebook has the hosts (`StandIn`)."""
+    """What the caretaker gets while this notebook has the hosts (`NotebookStandIn`)."""
 
     def __init__(self, process: HostAgentProcess) -> None:
         self.process = process
