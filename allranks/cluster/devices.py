@@ -206,4 +206,7 @@ def shared(gpus: Sequence[Gpu], size: int) -> str:
         return ""
     counts = {gpu: len(range(index, size, len(gpus))) for index, gpu in enumerate(gpus)}
     said = [f"{n} ranks share GPU {gpu.number}" for gpu, n in counts.items() if n > 1]
-    return f"{', '.join(said)}; collectives are staged through the host"
+    way = "are staged through the host"
+    if len(gpus) == 1:
+        way = "move small arrays through the host, and large ones in memory on the GPU"
+    return f"{', '.join(said)}; collectives {way}"

@@ -204,6 +204,88 @@ batch = torch.randn(8, 16, device="cuda")
 sharded(batch).square().sum().backward()
 print("shards", tuple(sharded.weight.grad.to_local().shape))
 """
+# torch's groups as those of allranks, which is the default where ranks share a GPU.
+MOVES = """
+import os
+from allranks.collectives.gpu import transport
+os.environ["NCCL_MULTI_RANK_GPU_ENABLE"] = str(int(WAY == "nccl"))
+if WAY:
+    transport.choose = lambda *_: WAY
+"""
+TORCH_CALLS = """
+import torch
+import torch.distributed as dist
+from torch import nn
+dist.is_initialized() or dist.init_process_group("nccl")
+print(dist.get_backend(), type(dist.group.WORLD).__name__)
+for dtype in (torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.complex64):
+    every = [torch.full((3, 5), r + 1, device="cuda").to(dtype) for r in range(size)]
+    for op, result in ((dist.ReduceOp.SUM, sum(every)), (dist.ReduceOp.MAX, every[-1])):
+        if op == dist.ReduceOp.SUM or not dtype.is_complex:
+            tensor = every[rank].clone()
+            dist.all_reduce(tensor, op)
+            assert torch.equal(tensor, result), (dtype, op, tensor)
+    found = [torch.zeros_like(each) for each in every]
+    dist.all_gather(found, every[rank])
+    assert all(map(torch.equal, found, every)), dtype
+    whole = torch.cat(every)
+    piece = torch.zeros_like(every[0])
+    dist.reduce_scatter_tensor(piece, whole)
+    assert torch.equal(piece, size * every[rank]), dtype
+    dist.all_to_all_single(out := torch.zeros_like(whole), torch.cat([every[rank]] * size))
+    assert torch.equal(out, whole), dtype
+    dist.broadcast(tensor := every[rank].clone(), size - 1)
+    assert torch.equal(tensor, every[-1]), dtype
+import allranks.collectives as c
+c.world.current().settle()
+print("every call by", c.records()[-1].transport)
+"""
+# What is queued before and after a call, on streams of torch.
+TORCH_STREAMS = """
+tensors = [torch.zeros(1 << 20, device="cuda") for _ in range(20)]
+works = []
+for step, tensor in enumerate(tensors):
+    torch.cuda._sleep(5_000_000)
+    tensor.fill_(step + rank)
+    works.append(dist.all_reduce(tensor, async_op=True))
+for work in works:
+    work.wait()
+sums = torch.stack([tensor.sum() / tensor.numel() for tensor in tensors])
+assert sums.tolist() == [2 * step + 1 for step in range(20)], sums
+other = torch.cuda.Stream()
+torch.cuda._sleep(5_000_000)
+late = torch.full((1 << 20,), rank + 1.0, device="cuda")
+work = dist.all_reduce(late, async_op=True)
+with torch.cuda.stream(other):
+    work.wait()
+    assert late[:: 1 << 10].unique().tolist() == [3.0]
+print("streams", len(works))
+"""
+TORCH_DIFFERS = "dist.all_reduce(torch.ones(3 + rank, device='cuda'))"
+TORCH_NEXT = "dist.all_reduce(one := torch.ones(3, device='cuda'))\nprint('next', one.tolist())"
+TORCH_WAITS = "dist.all_reduce(torch.ones(3, device='cuda'))"
+# Rank 1 leaves a call once the other has launched it, and waits for its result in CUDA.
+TORCH_LEAVES = """
+import tempfile, time
+from pathlib import Path
+from unittest.mock import patch
+from allranks.collectives.gpu.nccl import NcclTransport
+place = Path(broadcast_object(tempfile.mkdtemp())) / "launched"
+
+def leaves(*_):
+    while not place.exists():
+        time.sleep(0.01)
+    raise ValueError("left")
+
+if rank == 1:
+    patch.object(NcclTransport, "_reduce", leaves).start()
+try:
+    dist.all_reduce(garbage := torch.ones(3, device="cuda"))
+    place.touch()
+    print(garbage.tolist())
+finally:
+    patch.stopall()
+"""
 ENSEMBLE = """%%ensemble rate=0.1,0.2,0.3
 import cupy
 values = cupy.ones(100)
@@ -335,6 +417,28 @@ def torch_nccl(steps: Steps) -> None:
     steps.run("training again", train, "equal weights True")
 
 
+def torch_allranks(steps: Steps) -> None:
+    """torch's groups as those of allranks, over every transport that ranks on one GPU may have."""
+    for way in ("", "staged", "ipc", "nccl"):
+        option = " --torch allranks" if way == "nccl" else ""
+        steps.magic(f"start {way}", f"%distributed restart -n 2 --gpus 0{option}")
+        moves = MOVES.replace("WAY", repr(way))
+        steps.run("every call", moves + TORCH_CALLS, "nccl CudaGroup", "every call", f"by {way}")
+        steps.run("streams", TORCH_STREAMS, "streams 20")
+        steps.run("training", DDP, "equal weights True")
+        steps.run("a mismatch", TORCH_DIFFERS, "needs the same shape on every rank")
+        steps.run("a rank raises", RAISES + BACKWARD, "no batch", "was waiting")
+        steps.interrupt("an interrupt of a wait", WAITS + TORCH_WAITS, "waits")
+        steps.run("after it", TORCH_NEXT, "next [2.0, 2.0, 2.0]")
+        if way == "nccl":
+            left = "ValueError: left", "all_reduce(SUM) needs all of ranks 0–1"
+            steps.run("a call that the GPU can never end", TORCH_LEAVES, *left)
+            steps.run("after it", TORCH_NEXT, "next [2.0, 2.0, 2.0]")
+        dies = f"import os\nif rank == 1:\n    os._exit(3)\n{TORCH_WAITS}"
+        steps.run("a death", dies, "rank 1 was replaced")
+        steps.run("training again", moves + DDP, "equal weights True")
+
+
 def jax(steps: Steps) -> None:
     steps.run("arrays", JAX, "gpu gpu 7.0")
 
@@ -362,6 +466,7 @@ NOTEBOOKS: dict[str, Callable[[Steps], None]] = {
         ipc,
         torch,
         torch_nccl,
+        torch_allranks,
         jax,
         keras_jax,
         keras_torch,

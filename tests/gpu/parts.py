@@ -101,6 +101,7 @@ PARTS = [
     _cells("ipc"),
     _cells("torch", "torch"),
     _cells("torch_nccl", "torch", **SHARED),
+    _cells("torch_allranks", "torch"),
     _cells("jax", "jax"),
     _cells("keras_jax", "keras", "jax"),
     _cells("keras_torch", "keras", "torch"),

@@ -28,7 +28,7 @@ from __future__ import annotations
 import ctypes
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple, TypeVar
 
@@ -130,6 +130,16 @@ class Device:
         except (OSError, AttributeError):
             pass
         return bytes(self.runtime.getDeviceProperties(self.number).get("uuid", b""))
+
+    def leave(self, calls: Iterable[Call]) -> None:
+        """Ends the communicators, and keeps the arrays of calls that were left."""
+        if self.streams_wait and threading.current_thread() is not threading.main_thread():
+            # First: while the main thread waits in a copy to the host, CUDA's other calls that
+            # queue work wait for that copy; and it may wait for what the abort ends.
+            self.aborts.abort()
+        for call in calls:
+            self.hold(call)
+        self.end()
 
     def end(self) -> None:
         self.call_order.clear()

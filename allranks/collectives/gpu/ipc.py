@@ -34,6 +34,7 @@ from allranks.records.ranks import label
 GpuArray = Any
 _BLOCK_BYTES = 16 << 20
 """Of what is converted at once."""
+_NOWHERE = " There is none in WSL 2, between containers, and between slices of a GPU."
 Told = Callable[[Call, Any], Steps[list[Any]]]
 """Every member's value on every member, through host memory."""
 
@@ -96,10 +97,9 @@ class IpcTransport:
 
     def _refused(self, index: int, problem: str) -> str:
         return (
-            f"transport='ipc' needs memory that processes share on the GPU, and CUDA refuses it to "
+            "Large arrays move in memory that processes share on the GPU, and CUDA refuses it to "
             f"{label([self.members.ranks[index]])} ({problem}): the arrays are staged through the "
-            "host. There is none in WSL 2, between containers, and between slices of a GPU. Leave "
-            "transport= and ALLRANKS_ALLREDUCE out."
+            f"host.{'' if 'MemoryAllocation' in problem else _NOWHERE}"
         )
 
     def connect(self, call: Call) -> Steps[None]:

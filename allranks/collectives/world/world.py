@@ -681,11 +681,8 @@ class World(RankState):
         for group in list(self.groups.values()):
             group.abandon()
         if self.gpu is not None:
-            for queued in self.queued:
-                self.gpu.hold(queued)
-            if call is not None and call.spec.device:
-                self.gpu.hold(call)
-            self.gpu.end()
+            mine = [call] if call is not None and call.spec.device else []
+            self.gpu.leave([*self.queued, *mine])
 
     @property
     def unfinished(self) -> bool:

@@ -2,8 +2,8 @@
 
 It is torch's default for tensors in host memory, and is used in place of gloo, where
 ``get_backend()`` returns the name that was asked for. Groups with a GPU's backend are torch's own,
-unless those of allranks shall take tensors of GPUs too (`takes_gpu`). This module imports
-torch.
+unless ranks share a GPU, or those of allranks shall take tensors of GPUs too (`takes_gpu`). This
+module imports torch.
 
 torch makes every group in `_new_process_group_helper`, which is wrapped here: torch calls a
 backend only on the members of a group, and `new_group` is to be compared on all ranks.
@@ -28,7 +28,7 @@ from allranks.collectives.host import memory
 from allranks.collectives.ops.operations import recv, send
 from allranks.collectives.world.world import Group, World, group_nbytes
 from allranks.errors import CollectiveMismatch, UsageError
-from allranks.features.torch_jax import calls, stores
+from allranks.features.torch_jax import calls, choice, stores
 from allranks.features.torch_jax.call_log import CallLog
 from allranks.features.torch_jax.choice import takes_gpu
 from allranks.features.torch_jax.compared_group import ComparedGroup, in_place_of_torchs
@@ -69,6 +69,8 @@ def make_group(
     """
     register()
     size = c10d._get_default_group().size() if ranks else group_size
+    if not ranks and _is_world(size):
+        _note_gpus()
     # Not a name that only the members know, as with `use_local_synchronization`.
     by_all = bool(ranks) and str(group_name).isdigit() and _is_world(size)
     if by_all:
@@ -95,6 +97,14 @@ def make_group(
 
 def _is_world(size: int) -> bool:
     return worlds.exists() and worlds.current().size == size
+
+
+def _note_gpus() -> None:
+    """Finds out whether ranks share a GPU. Collective over all ranks."""
+    world = worlds.current()
+    spec = Spec("init_process_group", shape=("gpus",))
+    mine = world.hosts[world.rank], choice.own_gpu()
+    choice.note_gpus(world.run(calls.gather_objects(world.groups[0], spec, mine)))
 
 
 def _is_ours(backend: Any, size: int) -> bool:

@@ -13,7 +13,8 @@ _OPTION = StartOption(
     "ALLRANKS_TORCH",
     ("allranks", "gloo", "nccl"),
     "torch's process groups: those of allranks on CPUs and GPUs; torch's own (gloo); or those of "
-    "allranks on CPUs and torch's NCCL on GPUs (nccl, the default)",
+    "allranks on CPUs and torch's NCCL on GPUs (nccl). The default is nccl, and allranks where "
+    "ranks share a GPU",
 )
 
 

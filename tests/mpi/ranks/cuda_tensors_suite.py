@@ -317,20 +317,30 @@ def test_without_cupy_the_error_names_torchs_own_nccl(monkeypatch):
 
 
 @over_nccl
-def test_a_wait_in_cuda_for_such_a_call_ends(monkeypatch):
-    """The main thread hears nothing there; another thread looks."""
+@pytest.mark.parametrize("copies", [False, True])
+def test_a_wait_in_cuda_for_such_a_call_ends(copies, monkeypatch):
+    """The main thread hears nothing there; another thread looks. In a copy to the host, the main
+    thread keeps a lock without which no other thread records an event.
+    """
     dist.all_reduce(mine())
+    copied, record = threading.Event(), cupy.cuda.Event.record
+
+    def record_behind_a_copy(*args: Any) -> None:
+        if threading.current_thread() in watches:
+            copied.wait()
+        record(*args)
 
     def cell() -> None:
         left_before_the_launch(monkeypatch)
         stream = cupy.cuda.Stream(non_blocking=True)
         with fake.torch_stream(stream):
             launched_by_the_others()
-            watch = threading.Thread(target=look)
-            watch.start()
+            watches.append(threading.Thread(target=look))
+            watches[0].start()
             with stream:
                 _queue.finish()  # as torch's item(): in C++
-            watch.join()
+            copied.set()
+            watches[0].join()
             dist.all_reduce(mine())
 
     def look() -> None:
@@ -339,8 +349,13 @@ def test_a_wait_in_cuda_for_such_a_call_ends(monkeypatch):
                 return
             this.look_at_queued(looks / 100)
 
-    this = c.world.current()
+    this, watches = c.world.current(), list[threading.Thread]()
+    if copies:
+        monkeypatch.setattr(cupy.cuda.Event, "record", record_behind_a_copy)
+        if odd():  # that of one member may end the calls of the others
+            monkeypatch.setattr(this.gpu.aborts, "abort", lambda: None)
     error = in_a_cell(cell)
+    monkeypatch.undo()
     assert isinstance(error, KeyboardInterrupt if odd() else RankLeft)
     if not odd():
         # The other one may have found it first, and given up the call.

@@ -84,15 +84,17 @@ def test_an_array_passes_through_windows_of_any_size(window, monkeypatch):
 
 
 def test_without_a_transport_only_large_arrays_pass_through_windows(monkeypatch):
-    c.allreduce(ones(LARGE))
-    assert moved_by() != "ipc"
-    monkeypatch.setattr(transport, "IPC_FROM_BYTES", 2 << 20)
-    for count, way in ((LARGE, "ipc"), (4, "staged"), (1 << 19, "ipc"), ((1 << 19) - 1, "staged")):
+    monkeypatch.setattr(transport, "IPC_FROM_BYTES", 1 << 20)
+    c.renew()
+    large = SIZE << 18  # numbers of 4 bytes
+    for count, way in ((large, "ipc"), (4, "staged"), (large, "ipc"), (large - 1, "staged")):
         np.testing.assert_array_equal(host(c.allreduce(ones(count), c.Sum)), SIZE)
         assert SIZE == 1 or moved_by() == way
     # On every rank, by the bytes of all.
-    c.allgather(ones(LARGE if RANK == SIZE - 1 else 4))
+    c.allgather(ones(large if RANK == SIZE - 1 else 4))
     assert SIZE == 1 or moved_by() == "ipc"
+    monkeypatch.undo()
+    c.renew()
 
 
 @two
