@@ -56,5 +56,5 @@ def test_a_rank_that_the_stop_button_cannot_free_is_replaced_and_no_other(notebo
     text = re.sub(" +", " ", notebook.on_ranks("globals().get('kept', -1)").text)
     for rank, kept in enumerate((0, -1, 20, 30)):
         assert f"rank {rank} → {kept}" in text
-    assert "ended by allranks, because it was at In[" in text
-    assert "rank 1 was replaced and has no variables; ranks 0, 2–3 kept theirs" in text
+    assert "ended by allranks, because it was at In[" in text, text
+    assert "rank 1 was replaced and has no variables; ranks 0, 2–3 kept theirs" in text, text
