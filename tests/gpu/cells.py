@@ -211,6 +211,8 @@ from allranks.collectives.gpu import transport
 os.environ["NCCL_MULTI_RANK_GPU_ENABLE"] = str(int(WAY == "nccl"))
 if WAY:
     transport.choose = lambda *_: WAY
+if WAY == "staged":
+    transport.IPC_FROM_BYTES = 1 << 60
 """
 TORCH_CALLS = """
 import torch

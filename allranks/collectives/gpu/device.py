@@ -131,12 +131,16 @@ class Device:
             pass
         return bytes(self.runtime.getDeviceProperties(self.number).get("uuid", b""))
 
+    @property
+    def aborts_first(self) -> bool:
+        """Whether communicators have to be aborted before anything is queued on the GPU: while the
+        main thread waits in a copy to the host, CUDA's other calls that queue work, as the record
+        of an event, wait for that copy; and it may wait for what the abort ends.
+        """
+        return self.streams_wait and threading.current_thread() is not threading.main_thread()
+
     def leave(self, calls: Iterable[Call]) -> None:
         """Ends the communicators, and keeps the arrays of calls that were left."""
-        if self.streams_wait and threading.current_thread() is not threading.main_thread():
-            # First: while the main thread waits in a copy to the host, CUDA's other calls that
-            # queue work wait for that copy; and it may wait for what the abort ends.
-            self.aborts.abort()
         for call in calls:
             self.hold(call)
         self.end()

@@ -76,7 +76,10 @@ class IpcTransport:
             with deferred():  # an interrupt would lose what was just opened
                 problem = self._open_each(rows)
             rows = yield from told(call, [problem])
-        return next((self._refused(index, row[0]) for index, row in enumerate(rows) if row[0]), "")
+        why = next((self._refused(index, row[0]) for index, row in enumerate(rows) if row[0]), "")
+        if why:
+            windows.forget(number)  # for the next group that tries: it allocates no other one
+        return why
 
     def _open_each(self, rows: list[Any]) -> str:
         """Opens the windows of these handles; returns why one cannot be, or ""."""

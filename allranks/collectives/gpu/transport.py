@@ -265,6 +265,12 @@ class GpuTransport:
         rows = yield from call.moved(self.host.allgather, row, [row.size] * self.members.size)
         return [one.view(np.int64).tolist() for one in rows]
 
+    def park(self) -> None:
+        """Gives up NCCL's communicator, without a call of CUDA."""
+        for transport in self._transports.values():
+            if isinstance(transport, NcclTransport):
+                transport.abandon()
+
     def abandon(self, calls: Iterable[Call]) -> None:
         """Ends the calls under way, and keeps their arrays while the GPU may use them."""
         for transport in self._transports.values():

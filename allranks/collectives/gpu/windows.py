@@ -101,8 +101,10 @@ class GpuWindows:
     def all_closed(self) -> bool:
         """Closes what is unused by now; returns whether nothing is left to close."""
         for each in [each for each in _closing if each.unused()]:
-            # If the GPU has failed, what is open ends with this process.
-            with deferred(), suppress(RuntimeError), self._cupy.cuda.Device(self._number):
+            # If the GPU has failed, what is open ends with this process. Another thread, which ends
+            # a wait of this one in CUDA, may have closed it meanwhile.
+            failed = suppress(RuntimeError, ValueError)
+            with deferred(), failed, self._cupy.cuda.Device(self._number):
                 _closing.remove(each)
                 for at in each.opened:
                     self._cupy.cuda.runtime.ipcCloseMemHandle(at)

@@ -678,7 +678,13 @@ class World(RankState):
         self.dirty = True
         # First: an abort ends only after the other ranks have learned of it, and abort too.
         self.give_up(why, deadlock=deadlock)
-        for group in list(self.groups.values()):
+        groups = list(self.groups.values())
+        if self.gpu is not None and self.gpu.aborts_first:
+            for group in groups:
+                if group.gpu is not None:
+                    group.gpu.park()
+            self.gpu.aborts.abort()
+        for group in groups:
             group.abandon()
         if self.gpu is not None:
             mine = [call] if call is not None and call.spec.device else []

@@ -112,6 +112,9 @@ def _take_over(
         this.window.publish_again(dead)
     this.mpi.take_over(parts.pristine, parts.user)
     this.sets, this.offset_seconds = info.sets, parts.offset_seconds
+    # Where no survivor was in a call: what they have open of the GPU of the dead ones ends too.
+    for group in list(this.groups.values()):
+        group.abandon()
     this.open(0, tuple(range(this.size)), layout.block, now=False)
     for number, (ranks, part) in shared.items():
         this.open(number, ranks, part)

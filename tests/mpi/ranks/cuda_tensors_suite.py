@@ -335,6 +335,8 @@ def test_a_wait_in_cuda_for_such_a_call_ends(copies, monkeypatch):
         stream = cupy.cuda.Stream(non_blocking=True)
         with fake.torch_stream(stream):
             launched_by_the_others()
+            # It waits for the rank that has left; its arrays are held behind events.
+            dist.all_reduce(mine(), async_op=True)
             watches.append(threading.Thread(target=look))
             watches[0].start()
             with stream:
