@@ -353,6 +353,7 @@ class Cells:
         roster, connection = self.roster, self.connection
 
         def tell(line: str) -> None:
+            self.show_late(view)
             view.notice(line)
             view.refresh()
 
@@ -364,12 +365,14 @@ class Cells:
                     f"expected all ranks to be alive, found that {told}. "
                     f"Type: {self.hooks.replaces_ranks}   or leave {label(gone)} out: -r"
                 )
-            show_late(connection.late, view)
             connection.await_clients(chosen, tell)
             renew(connection, tell)
-            if not set(chosen) & set(roster.dead):
-                return
+            # Also a rank that is not chosen: the cell shows no death from before it.
+            if not (roster.replaces_now or set(chosen) & set(roster.dead)):
+                break
             self.catch_up()
+        # Not earlier: the next cell shows it if this one does not begin.
+        self.show_late(view)
 
     def send(self, cell: Record, run: CellRun, *payloads: bytes) -> None:
         """Sends a cell, which runs from now on."""

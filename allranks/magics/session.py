@@ -14,6 +14,7 @@ from allranks.cluster.cluster import Cluster
 from allranks.cluster.features import NotebookHooks
 from allranks.cluster.launchers.launcher import MultiHostLauncher
 from allranks.cluster.options import TYPED, ClusterOptions
+from allranks.cluster.state import ClusterState
 from allranks.errors import UsageError, for_screen
 from allranks.records.ranks import label
 from allranks.widgets.cell_history import CellHistory
@@ -215,11 +216,21 @@ def short_interrupts(session: Session, line: str) -> Iterator[None]:
         yield
     except KeyboardInterrupt as pressed:
         running = session.running
-        kept = "The ranks keep running." if running is not None else _NONE
+        kept = _NONE if running is None else _what_runs(running.roster)
         if running is not None and running.roster.busy:
             kept = "The ranks still run another call. To interrupt it, type: ranks.interrupt()"
         show_as_line(pressed, f"{line}. {kept}")
         raise
+
+
+def _what_runs(roster: ClusterState) -> str:
+    # An interrupt may have ended ranks.
+    if roster.ends:
+        return _NONE
+    if not roster.dead:
+        return "The ranks keep running."
+    keep = "keeps" if len(roster.alive) == 1 else "keep"
+    return f"{label(roster.alive).capitalize()} {keep} running."
 
 
 def show_as_line(pressed: KeyboardInterrupt, text: str) -> None:

@@ -53,8 +53,11 @@ def test_a_rank_that_the_stop_button_cannot_free_is_replaced_and_no_other(notebo
     deaf = "signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals()), time.sleep(600)"
     _, text = interrupted_in(notebook, deaf)
     assert "time.sleep(600); the new cell waits for that, or interrupt" in text
-    text = re.sub(" +", " ", notebook.on_ranks("globals().get('kept', -1)").text)
+    shown = re.sub(" +", " ", notebook.on_ranks("globals().get('kept', -1)").text)
     for rank, kept in enumerate((0, -1, 20, 30)):
-        assert f"rank {rank} → {kept}" in text
-    assert "ended by allranks, because it was at In[" in text, text
-    assert "rank 1 was replaced and has no variables; ranks 0, 2–3 kept theirs" in text, text
+        assert f"rank {rank} → {kept}" in shown
+    # With an open client of ipyparallel, it is replaced at the end of the interrupted cell already.
+    both = text + shown
+    replaced = "rank 1 was replaced and has no variables; ranks 0, 2–3 kept theirs"
+    for report in ("ended by allranks, because it was at In[", replaced):
+        assert both.count(report) == 1, both

@@ -6,6 +6,7 @@ and carries the commands out. Only that forks, and has descriptors.
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Mapping, Sequence
 from typing import Any, assert_never
 
@@ -438,7 +439,9 @@ class AgentState:
         self._placed.discard(pid)
         self._first.discard(pid)
         if rank is not None:
-            memory = self._reasons.pop(pid, memory)
+            why = self._reasons.pop(pid, "")
+            if why and code == -signal.SIGKILL:  # else it had ended before
+                memory = why
             end = agent.Exit(rank, pid, code, not is_placed, memory)
             if rank not in self.ranks.values():  # else another process has its place by now
                 self._dead[rank] = end

@@ -145,6 +145,7 @@ def _heal() -> str:
     if not ranks.cells.is_up(tell):
         return str(ranks.lost_because.splitlines()[0])
     if ranks.roster.dead:
+        print(ranks.cells.connection.words.deaths_text())
         return str(ranks.heal(print))
     return "" if said else _ALIVE
 

@@ -22,19 +22,23 @@ def follow(client: Any) -> None:
 
 
 def are_followed() -> bool:
-    return bool(_clients)
+    """Whether a client can make requests, or wait for answers."""
+    return bool(_open_clients())
+
+
+def _open_clients() -> list[Any]:
+    found = [one() for one in tuple(_clients)]
+    return [client for client in found if client is not None and not client._closed]
 
 
 def unanswered(engines: Collection[str]) -> dict[Any, dict[str, set[str]]]:
     """Returns the clients that wait for answers of some of these engines, and their requests."""
     found = {}
-    for client in [one() for one in tuple(_clients)]:
-        if client is None:
-            continue
+    for client in _open_clients():
         waits = {
             engine: client._outstanding_dict[engine] - _given_up
             for engine in engines
-            if not client._closed and engine in client._outstanding_dict
+            if engine in client._outstanding_dict
         }
         if any(waits.values()):
             found[client] = {engine: requests for engine, requests in waits.items() if requests}

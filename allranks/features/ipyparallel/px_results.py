@@ -69,7 +69,7 @@ class PxResult:
                 name=f"cell In[{number}]",
                 number=number,
                 ranks=self.ranks,
-                view=HiddenView(self._take),
+                view=HiddenView(self._take, self._note),
                 want_value=True,
             )
             begun.set()
@@ -83,6 +83,11 @@ class PxResult:
     def _take(self, batch: Output) -> None:
         self._output.append(batch)
         self._arrived.put(batch)
+
+    def _note(self, text: str) -> None:
+        """Shows a line about the cell as a whole as each rank's."""
+        for rank in self.ranks:
+            self._take(Output(rank, 0, (["notice", text],), 0, 0, 0))
 
     def follow(self) -> None:
         """Shows the output as it comes, until the end of the cell, or an interrupt, which leaves

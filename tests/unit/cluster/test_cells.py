@@ -2,19 +2,21 @@
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 
 from allranks.cluster import cell_run
+from allranks.cluster import cells as cells_module
 from allranks.cluster.calls import Turns
 from allranks.cluster.cell_run import CellRun, HiddenView, show_late
 from allranks.cluster.cells import Cells
 from allranks.cluster.failures import ProcessExit, plain
 from allranks.cluster.features import NotebookFeature, NotebookHooks
 from allranks.cluster.last_words import LastWords
-from allranks.cluster.state import ClusterState
+from allranks.cluster.state import ClusterState, TookPlaces
 from allranks.errors import (
     AllranksError,
     CellInterrupted,
@@ -284,6 +286,72 @@ def test_ranks_are_idle_at_the_end_of_a_cell_only_for_the_thread_that_ends_it():
     with pytest.raises(UsageError, match="at the end of a cell of another thread"):
         cells._conclude(run)
     cells.check_idle()
+
+
+def replace_dead(name, connection, tell):
+    connection.roster.apply(TookPlaces([*connection.roster.dead]))
+    return "it was replaced", False
+
+
+@pytest.fixture
+def prepare(monkeypatch):
+    """Prepares a cell on rank 0 of two, while something happens; returns the cells, and what is
+    shown. A rank has written something since the last cell.
+    """
+
+    def prepare(happens, begins=True):
+        cells, events = Cells(2, {}), [happens]
+        cells.roster.connect(can_replace=True)
+        for rank in range(2):
+            cells.roster.apply(Hello(rank, 2, 0, 1, "here", 1 + rank, "cpu", "e", "m", "/none/log"))
+        cells.roster.set_phase("running")
+        cells.hooks = NotebookHooks(())
+        cells.hooks.commands["replace_ranks"] = replace_dead
+        cells._connection = SimpleNamespace(
+            roster=cells.roster, words=LastWords(cells.roster), step=lambda seconds: [],
+            late=[Output(1, 0, (["out", "late"],), 0, 0, 0)], await_clients=lambda *_: None,
+        )  # fmt: skip
+        shown = []
+        view = SimpleNamespace(
+            output=lambda batch: shown.append(batch.entries[-1][1]),
+            notice=shown.append, refresh=lambda: shown.append("refreshed"),
+        )  # fmt: skip
+
+        def renew(connection, tell):
+            if events:
+                events.pop()(cells.roster, tell)
+
+        monkeypatch.setattr(cells_module, "renew", renew)
+        with nullcontext() if begins else pytest.raises(UsageError):
+            cells._prepare((0,), view)
+        return cells, shown
+
+    return prepare
+
+
+def test_a_death_before_a_cell_is_shown_in_it_also_where_it_is_on_other_ranks(prepare):
+    why = "ended by allranks, because it was silent between cells"
+    end = ProcessExit(1, -9, memory=why, pid=2)
+    cells, _ = prepare(lambda roster, tell: roster.apply(end))
+    assert cells.news == [
+        f"rank 1 (here, pid 2) was killed by signal 9 (SIGKILL: {why})",
+        "it was replaced",
+    ]
+    assert not cells.roster.dead
+
+
+def test_late_output_is_shown_with_what_a_cell_waits_for_or_once_it_begins(prepare):
+    _, shown = prepare(lambda roster, tell: tell("rank 1 is still busy"))
+    assert shown == ["late", "rank 1 is still busy", "refreshed"]
+    assert prepare(lambda roster, tell: None)[1] == ["late"]
+
+
+def test_the_next_cell_shows_late_output_where_one_does_not_begin(prepare):
+    def refuse(roster, tell):
+        raise UsageError("a rank is still in a cell that was interrupted")
+
+    cells, shown = prepare(refuse, begins=False)
+    assert (len(cells.connection.late), shown) == (1, [])
 
 
 class ReplacesInAnotherThread(NotebookFeature):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import signal
 from collections.abc import Sequence
 from typing import Any
 
@@ -200,6 +201,8 @@ def test_a_rank_is_ended_with_its_reason(here):
     assert here.say(End(why, pid=999)) == []
     [ended] = here.told(ProcessEnded(101, KILLED, "unused"))
     assert ended.memory == f"ended by allranks, because {why}"
+    crash = -signal.SIGSEGV  # before it was killed
+    assert here.told(ProcessEnded(100, crash)) == [Exit(0, 100, crash, False)]
 
 
 def test_spare_processes_take_the_places_of_dead_ranks_and_all_others_hear_of_it(there):

@@ -59,10 +59,12 @@ def test_a_request_that_was_given_up_is_interrupted_and_not_waited_for_again(cli
     assert client_requests.unanswered(["engine-0"]) == {client: {"engine-0": {"another"}}}
 
 
-def test_a_closed_client_gets_no_answers(client):
+def test_a_closed_client_gets_no_answers_and_is_not_followed(client):
     client.request(0, "open")
+    assert client_requests.are_followed()
     client._closed = True
     assert client_requests.unanswered(["engine-0"]) == {}
+    assert not client_requests.are_followed()
 
 
 def test_a_rank_may_register_while_requests_are_given_up(client):

@@ -63,6 +63,17 @@ def test_more_than_one_setting_of_heal_is_refused(hooks):
         hooks.command("heal", ["of"])
 
 
+def test_heal_shows_why_the_ranks_that_it_replaces_have_died(hooks, monkeypatch, capsys):
+    said = "rank 1 was killed"
+    words = SimpleNamespace(deaths_text=lambda: said)
+    cells = SimpleNamespace(is_up=lambda tell: True, connection=SimpleNamespace(words=words))
+    roster = SimpleNamespace(dead={1: None})
+    ranks = SimpleNamespace(cells=cells, roster=roster, heal=lambda tell: "rank 1 was replaced")
+    monkeypatch.setattr(cluster, "session", SimpleNamespace(running=ranks))
+    assert hooks.command("heal", []) == "rank 1 was replaced"
+    assert capsys.readouterr().out == f"{said}\n"
+
+
 def test_a_setting_of_heal_is_also_that_of_ranks_that_start_later(hooks, monkeypatch):
     monkeypatch.setattr(cluster, "session", SimpleNamespace(running=None))
 

@@ -40,3 +40,16 @@ def test_an_interrupt_that_comes_with_the_line_that_names_it_ends_the_cell(monke
     with pytest.raises(KeyboardInterrupt):
         magics._wait_for(last)
     assert last.ready()
+
+
+def test_lines_about_its_cell_are_shown_with_the_output_of_its_ranks(capsys):
+    def begin(*_, view, **__):
+        view.notice("rank 2 was replaced")
+
+    values = SimpleNamespace(values=lambda: [3, 3])
+    cells = SimpleNamespace(begin=begin, wait=lambda run: values)
+    result = PxResult(SimpleNamespace(cells=cells, log_dir=""), "3", 1, (0, 1), fold=True)
+    assert result.get() == [3, 3]
+    result.display_outputs()
+    assert capsys.readouterr().out == "ranks 0–1 · rank 2 was replaced\n"
+    assert result.stdout == ["", ""]

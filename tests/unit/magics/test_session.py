@@ -6,10 +6,13 @@ from types import SimpleNamespace
 import pytest
 
 from allranks.cluster.cluster import Cluster
+from allranks.cluster.failures import ProcessExit
 from allranks.cluster.features import NotebookHooks
 from allranks.cluster.options import ClusterOptions
+from allranks.cluster.state import ClusterState
 from allranks.errors import UsageError
-from allranks.magics.session import RanksProxy, Session
+from allranks.magics.session import RanksProxy, Session, short_interrupts
+from allranks.records.wire import Hello
 
 
 def test_without_features_a_stop_without_ranks_says_so():
@@ -127,3 +130,26 @@ def test_values_without_names_are_refused_before_any_is_sent():
         UsageError, match=r"variables by name, found str\..*ranks.push\(\{'x': 3\}\)"
     ):
         Cluster(2).push("x", 3)
+
+
+@pytest.mark.parametrize(
+    ("replaces", "died", "said"),
+    [
+        (True, (), "The ranks keep running."),
+        (True, (1,), "Ranks 0, 2 keep running."),
+        (True, (1, 2), "Rank 0 keeps running."),
+        (False, (1,), "No ranks are running; the next cell starts them."),
+    ],
+)
+def test_an_interrupt_that_has_ended_ranks_does_not_say_that_they_run(replaces, died, said):
+    roster = ClusterState(3)
+    roster.connect(replaces)
+    for rank in range(3):
+        roster.apply(Hello(rank, 3, 0, 1, "here", 1 + rank, "cpu", "e", "m", "/none/log"))
+    roster.set_phase("running")
+    for rank in died:
+        roster.apply(ProcessExit(rank, -9, pid=1 + rank))
+    session = SimpleNamespace(running=SimpleNamespace(roster=roster))
+    with pytest.raises(KeyboardInterrupt) as raised, short_interrupts(session, "It was pressed"):
+        raise KeyboardInterrupt
+    assert raised.value._render_traceback_() == [f"KeyboardInterrupt: It was pressed. {said}"]
