@@ -294,6 +294,10 @@ class Loop:
         """Returns the seconds of a step in which a rank is in no collective."""
         return self.ranks[rank].computing / self.steps
 
+    def cores_of(self, ranks: Sequence[int]) -> float:
+        """Returns how many cores the ranks of a host may use together."""
+        return max(self.ranks[rank].part.cores for rank in ranks)
+
     def by_host(self) -> dict[str, list[int]]:
         hosts: dict[str, list[int]] = {}
         for rank, one in self.ranks.items():

@@ -190,12 +190,12 @@ class RankVerdict(RankFeature):
         self._sample()
         most = max(_LEAST_CALLS, _CALLS // max(1, self._rank.size))
         records, count = world.current().journal.since(began, most)
-        kinds: dict[tuple[str, str, int, int], int] = {}
+        kinds: dict[tuple[str, str, int, int, str], int] = {}
         calls = []
         for call in records:
             if call.ended > ended:
                 break
-            key = call.op, call.name, call.nbytes, call.ranks
+            key = call.op, call.name, call.nbytes, call.ranks, call.dtype
             kind = kinds.setdefault(key, len(kinds))
             wait, transfer = call.wait_seconds, call.transfer_seconds
             calls.append(EndedCall(kind, call.ended, wait, transfer, call.last_rank))
@@ -207,7 +207,10 @@ class RankVerdict(RankFeature):
             number=number,
             host=socket.gethostname(),
             cores=_cores(),
-            kinds=[Kind(*key, _source(key[1])) for key in kinds],
+            kinds=[
+                Kind(op, name, nbytes, ranks, _source(name), dtype)
+                for op, name, nbytes, ranks, dtype in kinds
+            ],
             calls=calls,
             samples=_thinned([sample for sample, _ in samples]),
             grown=_grown([lengths for _, lengths in samples]),

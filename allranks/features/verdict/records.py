@@ -20,10 +20,23 @@ class Kind(NamedTuple):
     nbytes: int
     ranks: int
     source: str
+    dtype: str = ""
 
     def meets(self, size: int) -> bool:
         """Whether all ranks of the cell take part; a message has two ranks, which need not meet."""
         return self.ranks == size and not any(word in self.op.lower() for word in ("send", "recv"))
+
+    @property
+    def is_of_torch(self) -> bool:
+        """Whether it has torch's name, as ``all_reduce``, which allranks spells in one word."""
+        return self.op.startswith(("all_", "reduce_scatter"))
+
+    @property
+    def is_made_in_torch(self) -> bool:
+        """Whether the line does not make the call itself: DistributedDataParallel does, at
+        ``loss.backward()``, and so do trainers.
+        """
+        return self.is_of_torch and self.op not in self.source
 
     @property
     def place(self) -> str:

@@ -30,6 +30,9 @@ USUAL_WAIT = 0.10
 #: What a rank that is late in some steps has to cost, and the part of it that delays explain which
 #: are longer than a step. In half of the steps or more it is a slow one.
 RARE_SHARE, RARE_PART = 0.25, 0.6
+#: A single delay that is shorter says nothing of later steps: a module that is imported, or a disk
+#: that wakes up, takes a second or two.
+ONCE_SECONDS = 3.0
 #: A cause explains at least this part of its effect.
 EXPLAINS = 0.5
 MOST_EXPLAINED = 1.5
@@ -57,6 +60,9 @@ CLOCKS_SECONDS = 1e-3
 #: saved. Small calls also take longer because ranks have to be woken.
 TRANSFER_SHARE, LATENCY_SHARE = 0.25, 0.30
 SMALL_NBYTES, SMALL_CALLS, SHORT_WAIT_SECONDS = 16 << 10, 4, 1e-3
+#: What a call takes whatever its size, if each rank has a core: to wake ranks, also of other hosts.
+#: Where ranks share cores it is a slice of time. So much data takes longer than that in any memory.
+CALL_SECONDS, LARGE_NBYTES = 1e-4, 1 << 20
 #: Calls follow each other at once after a shorter pause: a library needs up to a tenth of a
 #: millisecond to end and begin a call, and a layer of a model mostly longer. So many of them in a
 #: step are one cause, however often a rank loses its core to another one, for a slice of time.
@@ -334,14 +340,18 @@ def _rarely_late(loop: Loop, rank: int) -> list[Verdict]:
     few = [wait for wait in waits if wait > loop.ranks[rank].usual_step]
     if late < RARE_SHARE or not few or sum(few) < RARE_PART * sum(waits):
         return []
-    times = "once" if len(few) == 1 else f"{len(few)} times"
+    once = len(few) == 1
+    if once and few[0] < ONCE_SECONDS:
+        return []
+    times = "once" if once else f"{len(few)} times"
     return [
         Verdict(
             "sometimes",
             late,
             f"rank {rank} is late {times} in {loop.steps:,} steps, by {seconds(median(few))}: the "
             f"others wait {late:.0%} of the time for it",
-            "If it writes files or evaluates then: do that less often, or in a thread",
+            f"If it writes files or evaluates then: do that {'' if once else 'less often, or '}"
+            "in a thread",
             (rank,),
         )
     ]
@@ -540,16 +550,40 @@ def _bandwidth(loop: Loop, small: set[int]) -> list[Verdict]:
     if not steady or not (_have_cores(loop, share) or (known and undisturbed >= TRANSFER_SHARE)):
         return []
     kind = kinds[costliest]
+    if kind.nbytes < LARGE_NBYTES and EXPLAINS * usual < _whatever_the_size(loop, small):
+        return []
+    # The host is in the call while the GPU still computes what comes before it.
+    if kind.is_made_in_torch and any(one.part.gpu for one in loop.ranks.values()):
+        return []
     return [
         Verdict(
             "bandwidth",
             share,
             f"{share:.0%} of the time goes into moving data: {kind.place} moves "
             f"{kind.nbytes / 1e6:.3g} MB in {seconds(usual)}",
-            "Make fewer updates with larger batches, send 16-bit numbers, or let the transfer run "
-            "beside the backward pass (DistributedDataParallel)",
+            _move_less(kind),
         )
     ]
+
+
+def _whatever_the_size(loop: Loop, small: set[int]) -> float:
+    """Returns the seconds that a call may take without any data."""
+    crowded = any(len(ranks) > loop.cores_of(ranks) for ranks in loop.by_host().values())
+    known = [one for row in _transfers(loop, small).values() for one in row]
+    least = SLICE_SECONDS if crowded else CALL_SECONDS
+    return max(least, median(known)) if len(known) >= LEAST_STEPS else least
+
+
+def _move_less(kind: Kind) -> str:
+    advice = ["Move less data, or less often"]
+    if "reduce" in kind.op:
+        advice = ["Make fewer updates with larger batches"]
+    if kind.dtype in ("", "float32", "float64"):
+        advice.append("send 16-bit numbers")
+    if kind.op.startswith("all_reduce") and not kind.is_made_in_torch:
+        advice.append("let DistributedDataParallel move them beside the backward pass")
+    *others, last = advice
+    return f"{', '.join(others)}, or {last}" if others else last
 
 
 def _latency(cell: CellParts, loop: Loop, small: set[int]) -> list[Verdict]:

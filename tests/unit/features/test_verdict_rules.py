@@ -23,7 +23,7 @@ from allranks.features.verdict.records import (
     Sample,
 )
 from allranks.features.verdict.rules import verdicts
-from tests.unit.features.recorded_cells import cell, each_rank, often_short, varied
+from tests.unit.features.recorded_cells import GRADIENTS, cell, each_rank, often_short, varied
 
 #: One of 40 parameters.
 SMALL = Kind("allreduce", "In[3]:9", 256, 0, "")
@@ -242,6 +242,15 @@ def test_a_rank_that_evaluates_in_each_sixth_step_is_late_sometimes():
     found = verdicts(cell([0.01, work, 0.01]))[0]
     assert (found.kind, found.ranks) == ("sometimes", (1,))
     assert "rank 1 is late 50 times in 299 steps, by 50 ms" in found.text
+
+
+@pytest.mark.parametrize(("delay", "found"), [(2.0, []), (4.0, ["sometimes"])])
+def test_a_single_delay_of_a_second_or_two_is_no_cause(delay, found):
+    # As of a module that one rank imports in the middle of a short cell.
+    def work(step, _):
+        return delay if step == 150 else 0.01
+
+    assert kinds(cell([work, 0.01])) == found
 
 
 def test_several_slow_ranks_are_named():
@@ -500,6 +509,52 @@ def test_transfers_are_named_where_the_fastest_of_them_take_as_long():
     # The ranks had no core for some of the time, and each transfer takes as long.
     parts = cell([0.01] * 2, transfer=0.01, ready={0: 0.4, 1: 0.4})
     assert kinds(parts) == ["bandwidth"]
+
+
+def advice(*kinds: Kind, **options) -> str:
+    (found,) = verdicts(cell([0.01] * 2, kinds=kinds, transfer=0.01, **options))
+    assert found.kind == "bandwidth"
+    return found.next
+
+
+LARGE = Kind("allreduce", "In[3]:9", 32_000_000, 0, "allreduce(gradients)", "float32")
+BUCKET = LARGE._replace(op="all_reduce", source="loss.backward()")
+
+
+def test_the_advice_fits_what_is_moved():
+    fewer = "Make fewer updates with larger batches"
+    assert advice(LARGE) == f"{fewer}, or send 16-bit numbers"
+    assert advice(LARGE._replace(dtype="float16")) == fewer
+    # A model in DistributedDataParallel, and a loop that does its work itself.
+    assert advice(BUCKET) == f"{fewer}, or send 16-bit numbers"
+    own = BUCKET._replace(source="dist.all_reduce(p.grad)")
+    assert advice(own).endswith(
+        ", or let DistributedDataParallel move them beside the backward pass"
+    )
+    rows = LARGE._replace(op="allgather", dtype="int64")
+    assert advice(rows) == "Move less data, or less often"
+
+
+def test_buckets_of_a_model_on_a_gpu_are_not_said_to_cost_time():
+    # The GPU computes the gradients while the host is in the call.
+    for kind, found in ((BUCKET, []), (LARGE, ["bandwidth"])):
+        assert kinds(each_rank(cell([0.01] * 2, kinds=[kind], transfer=0.01), gpu=True)) == found
+
+
+def test_calls_that_take_as_long_as_without_data_do_not_limit_the_bandwidth():
+    medium = GRADIENTS._replace(nbytes=20_000)
+    assert kinds(cell([2e-4] * 2, kinds=[medium], transfer=9e-5, steps=9000)) == []
+    # As over a network of 1 Gbit/s, unless the calls of a loss take as long there.
+    assert kinds(cell([2e-4] * 2, kinds=[medium], transfer=3e-4, steps=9000)) == ["bandwidth"]
+    parts = cell([2e-4] * 2, kinds=[medium, SMALL], transfer=3e-4, steps=4000)
+    assert kinds(parts) == []
+
+
+def test_calls_that_wait_for_cores_that_ranks_share_do_not_limit_the_bandwidth():
+    medium = GRADIENTS._replace(nbytes=20_000)
+    busy = {"ready": dict.fromkeys(range(4), 0.1), "busy": 0.4}
+    assert kinds(cell([0.005] * 4, kinds=[medium], transfer=0.004, **busy)) == []
+    assert kinds(cell([0.005] * 4, kinds=[LARGE], transfer=0.04, **busy)) == ["bandwidth"]
 
 
 AHEAD = (Doing.FEED, 0.1, 1.85)
