@@ -143,6 +143,7 @@ class Model:
     """The arrays that an optimizer has updated in a cell, on one rank.
 
     ``checksums`` are those of some numbers of each array, by how many steps the optimizer had made;
+    ``before`` are those at the beginning of the next step, as after an average of the weights.
     ``numbers`` are these numbers after ``sampled`` steps: at the cell's end, or before the model
     was gone.
     """
@@ -153,6 +154,7 @@ class Model:
     sampled: int
     checksums: Mapping[int, Sequence[int]]
     numbers: Sequence[Sequence[float]]
+    before: Mapping[int, Sequence[int]] = field(default_factory=dict)
 
     @property
     def arrays(self) -> list[tuple[str, int]]:
@@ -209,7 +211,10 @@ class RankPart:
                     list(one.nbytes),
                     one.steps,
                     one.sampled,
-                    [[step, list(sums)] for step, sums in one.checksums.items()],
+                    *(
+                        [[step, list(sums)] for step, sums in row.items()]
+                        for row in (one.checksums, one.before)
+                    ),
                     [len(numbers) for numbers in one.numbers],
                 ]
                 for one in models
@@ -230,8 +235,16 @@ class RankPart:
         )
         rest = iter(array("d", numbers))
         models = [
-            Model(names, nbytes, steps, sampled, dict(sums), [[*islice(rest, n)] for n in lengths])
-            for names, nbytes, steps, sampled, sums, lengths in content["models"]
+            Model(
+                names,
+                nbytes,
+                steps,
+                sampled,
+                dict(sums),
+                [[*islice(rest, n)] for n in lengths],
+                dict(before),
+            )  # fmt: skip
+            for names, nbytes, steps, sampled, sums, before, lengths in content["models"]
         ]
         followed = len(models) - content["updated"]
         return cls(

@@ -809,7 +809,15 @@ def test_a_part_is_the_same_after_its_way():
         brought=[BroughtNumbers(0, 3, 4096, 2**32 - 1, True)],
         not_finite=[LastNotFinite(0, 41, 1.5, 7, "allreduce", "In[3]:9", 4096)],
         models=[
-            Model(["w", "b"], [4096, 40], 9, 8, {1: [5, 6], 2: [7, 8]}, [[1.0, 2.0], [3.0]]),
+            Model(
+                ["w", "b"],
+                [4096, 40],
+                9,
+                8,
+                {1: [5, 6], 2: [7, 8]},
+                [[1.0, 2.0], [3.0]],
+                {2: [6, 7]},
+            ),
             Model([], [], 0, 0, {}, []),
         ],
         updated=[Model(["p"], [8], 0, 0, {}, [[5.0]])],
