@@ -69,7 +69,7 @@ class Sample(NamedTuple):
 
     ``run``: the time in which its threads ran. ``ready``: that in which they could run and had no
     core. ``main_ready`` is that of the main thread, which runs the cells. ``idle``: that in which
-    no program ran on the cores that the process may use, a sum over these; 0 if it is not known.
+    no program ran on the cores that the process may use, a sum over these; NaN if it is not known.
     """
 
     at: float
@@ -86,9 +86,10 @@ class Doing(IntEnum):
     ``INPUT``: the main thread is in a library that reads data. ``FEED``: another thread is, and
     calls the user's code there. ``COMPILE``: a library traces or compiles. ``AWAIT``: a collective
     needs its input, which a library still computes, as those of jax may; its line is unknown.
+    ``CALL``: the user's line has called a function that begins or ends a collective.
     """
 
-    COMPUTE, COLLECTIVE, FEED, INPUT, COMPILE, AWAIT = range(6)
+    COMPUTE, CALL, COLLECTIVE, FEED, INPUT, COMPILE, AWAIT = range(7)
 
 
 class Look(NamedTuple):
@@ -166,17 +167,18 @@ class RankPart:
     """One rank's part of a cell. Times are by one clock for each host.
 
     ``number`` is that which the notebook shows, -1 if the rank has not run the cell. ``cores`` is
-    how many its process may use, and ``gpu`` whether it has a GPU. ``grown`` has the first and the
-    last length of global lists, dictionaries and sets that have grown. ``left_out`` counts earlier
-    calls of the cell. ``paths`` are the lines at which the ``looks`` have found the rank, the
-    outermost line of each first. ``gradients``: the cell computes some that no optimizer uses which
-    is followed. ``updated``: the variables that it updates with them, without a count of the steps.
+    how many its process may use, also a part of one, and ``gpu`` whether it has a GPU. ``grown``
+    has the first and the last length of global lists, dictionaries and sets that have grown.
+    ``left_out`` counts earlier calls of the cell. ``paths`` are the lines at which the ``looks``
+    have found the rank, the outermost line of each first. ``gradients``: the cell computes some
+    that no optimizer uses which is followed. ``updated``: the variables that it updates with them,
+    without a count of the steps.
     """
 
     rank: int
     number: int
     host: str
-    cores: int
+    cores: float
     kinds: Sequence[Kind]
     calls: Sequence[EndedCall]
     samples: Sequence[Sample]
@@ -236,14 +238,14 @@ class RankPart:
         rest = iter(array("d", numbers))
         models = [
             Model(
-                names,
-                nbytes,
-                steps,
-                sampled,
-                dict(sums),
-                [[*islice(rest, n)] for n in lengths],
-                dict(before),
-            )  # fmt: skip
+                names=names,
+                nbytes=nbytes,
+                steps=steps,
+                sampled=sampled,
+                checksums=dict(sums),
+                numbers=[[*islice(rest, n)] for n in lengths],
+                before=dict(before),
+            )
             for names, nbytes, steps, sampled, sums, before, lengths in content["models"]
         ]
         followed = len(models) - content["updated"]

@@ -663,7 +663,8 @@ def _in_small_calls(one: RankLoop, small: set[int], longest: float) -> float:
     """Returns the share of the time in small calls, and between those that follow at once.
 
     Between them a rank may be in functions of a library that end and begin the calls, or compute:
-    what counts is the time in which looks have found it at the lines of the calls.
+    what counts is the time in which looks have found it in such functions, at the lines of the
+    calls. These lines may compute as well, as ``allreduce(x @ y)`` does.
     """
     kinds, spent, between = one.part.kinds, 0.0, 0.0
     for call, pause in _pauses(one, small):
@@ -674,7 +675,9 @@ def _in_small_calls(one: RankLoop, small: set[int], longest: float) -> float:
         between += pause if at_once else 0.0
     places = {kinds[at].name for at in small}
     at_calls = sum(
-        look.share for look in one.looked or () if look.path and look.path[-1].place in places
+        look.share
+        for look in one.looked or ()
+        if look.doing is Doing.CALL and look.path and look.path[-1].place in places
     )
     return spent / one.seconds + min(between / one.seconds, at_calls)
 
@@ -739,19 +742,22 @@ def crowded(loop: Loop) -> list[Verdict]:
         known = [one for one in used if one is not None]
         if len(known) < len(used) or loop.seconds < HOST_SECONDS:
             continue
-        cores = max(loop.ranks[rank].part.cores for rank in ranks)
+        cores = loop.cores_of(ranks)
         own = sum(one.run / one.at for one in known)
         lost = min(one.ready / max(1e-9, one.run + one.ready) for one in known)
         needed = min(one.ready / one.at for one in known) >= HOST_TIME
         # A notebook shows the line behind the label of all ranks.
         whose = "the ranks" if len(ranks) == len(loop.ranks) else label(ranks)
-        if needed and own < OWN_CORES * cores and lost >= HOST_SHARE:
+        left = loop.left_to_ranks(ranks)
+        # Threads that often sleep, as those of a library, lack a core for moments on any host.
+        if needed and left is not None and left < OWN_CORES and lost >= HOST_SHARE:
             found.append(
                 Verdict(
                     "host",
                     0.0,
-                    f"other programs use the cores of {host}, or a container has a limit: "
-                    f"{whose} got {own:.1f} of {cores} cores, and their threads had none "
+                    f"other programs, or processes that the ranks have started, use the cores of "
+                    f"{host}, or a container has a limit: "
+                    f"{whose} got {own:.1f} of {cores:g} cores, and their threads had none "
                     f"for {lost:.0%} of the time in which they could run",
                     "Look with top; start fewer ranks, or fewer threads (OMP_NUM_THREADS=1)",
                     tuple(ranks),

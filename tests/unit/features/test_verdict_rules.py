@@ -559,14 +559,23 @@ def test_calls_that_wait_for_cores_that_ranks_share_do_not_limit_the_bandwidth()
 
 AHEAD = (Doing.FEED, 0.1, 1.85)
 CALLED = (CodeLine("In[3]:9", "", "allreduce(gradients)"),)
+IN_CALL = {CALLED: (Doing.CALL, 1, 1)}
 
 
 def test_time_between_small_collectives_counts_if_it_is_spent_at_their_lines():
     # As in functions of torch that begin and end a call.
     sizes = [SMALL._replace(nbytes=8 * (1 + at)) for at in range(40)]
     for path, found in ((CALLED, ["latency"]), (TRAIN, [])):
-        parts = cell([0.004] * 2, kinds=sizes, transfer=1e-5, steps=900, lines=both((path, 1.0)))
+        lines = both((path, 1.0))
+        parts = cell([0.004] * 2, kinds=sizes, transfer=1e-5, steps=900, lines=lines, does=IN_CALL)
         assert kinds(parts) == found
+
+
+def test_what_is_computed_in_the_line_of_a_small_collective_is_no_part_of_it():
+    # As in `allreduce(x @ y)`, many times in a step.
+    sizes = [SMALL._replace(nbytes=8 * (1 + at)) for at in range(40)]
+    lines = both((CALLED, 1.0))
+    assert kinds(cell([0.004] * 2, kinds=sizes, transfer=1e-5, steps=900, lines=lines)) == []
 
 
 def test_small_collectives_cost_time_where_ranks_share_too_few_cores():
@@ -596,8 +605,9 @@ def test_a_short_step_is_told_from_the_pauses_between_its_calls():
     def work(step, _):
         return 1.5e-4 if step % 40 == 0 else 4e-5
 
+    lines = both((CALLED, 1.0))
     parts = cell(
-        [work] * 2, transfer=1e-5, kinds=[SMALL], steps=40 * 1500, lines=both((CALLED, 1.0))
+        [work] * 2, transfer=1e-5, kinds=[SMALL], steps=40 * 1500, lines=lines, does=IN_CALL
     )
     assert kinds(parts) == ["latency"]
 
@@ -676,9 +686,40 @@ def test_a_host_without_free_cores_is_reported():
     assert found.kind == "host"
     # A notebook shows this behind "ranks 0–1 ·".
     assert found.text == (
-        "other programs use the cores of here, or a container has a limit: the ranks got 0.6 of 2 "
-        "cores, and their threads had none for 75% of the time in which they could run"
+        "other programs, or processes that the ranks have started, use the cores of here, or a "
+        "container has a limit: the ranks got 0.6 of 2 cores, and their threads had none for 75% "
+        "of the time in which they could run"
     )
+
+
+def test_threads_without_a_core_are_no_sign_of_other_programs_while_cores_are_idle():
+    # As those of TensorFlow: they wake up often, and sleep soon. Or the cores are not known.
+    for idle in (1.0, float("nan")):
+        parts = cell([varied, varied], ready={0: 0.9, 1: 0.9}, busy=0.3, idle=idle)
+        assert kinds(parts) == []
+
+
+def test_a_limit_of_cores_that_the_ranks_use_up_is_no_other_program():
+    # A container with half a core for both, on a host with idle ones.
+    parts = cell([varied, varied], ready={0: 0.9, 1: 0.9}, busy=0.25)
+    assert kinds(parts) == ["host"]
+    assert kinds(each_rank(parts, cores=0.5)) == []
+    (found,) = verdicts(each_rank(parts, cores=1.5))
+    assert "the ranks got 0.5 of 1.5 cores" in found.text
+
+
+def test_data_that_are_read_in_a_thread_are_named_before_a_busy_host():
+    # As those of Keras: the threads that wait for them use no core.
+    does = {READ: (Doing.FEED, 0.1, 0.3)}
+    parts = cell([0.04] * 2, lines=both((READ, 0.8), (TRAIN, 0.2)), does=does, busy=0.3)
+    ready = [[one._replace(ready=0.9 * one.at) for one in part.samples] for part in parts.ranks]
+    ranks = [replace(one, samples=row) for one, row in zip(parts.ranks, ready, strict=True)]
+    assert kinds(replace(parts, ranks=ranks)) == ["input", "host"]
+    alone = [
+        replace(one, samples=[row._replace(idle=1.4 * row.at) for row in one.samples])
+        for one in ranks
+    ]
+    assert kinds(replace(parts, ranks=alone)) == ["input"]
 
 
 def test_a_busy_one_of_several_hosts_is_reported_with_its_ranks():
