@@ -411,7 +411,7 @@ def _by_turns(loop: Loop, second: float) -> list[Verdict]:
     if cores < len(ready) and loop.has_hosts_alone and len(loop.by_host()) == 1:
         # No other program has the cores: those of them that wait have been ahead on a core, for
         # all ranks that had none meanwhile.
-        ahead = min(ahead, max(1, cores // (len(ready) - cores)))
+        ahead = min(ahead, max(1, int(cores // (len(ready) - cores))))
     delays = sum(filter(None, ready)) * ahead / len(ready)
     if None in ready or delays > EXPLAINS * total:
         return []
