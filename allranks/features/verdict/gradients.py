@@ -7,10 +7,12 @@ a loop replaces: ``params = update(params, grads)``, where ``grads`` have been r
 from __future__ import annotations
 
 import ast
+import inspect
 import re
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from textwrap import dedent
 from types import CodeType
 from typing import Any
 
@@ -114,7 +116,8 @@ def updated_names(source: str, variables: Mapping[str, Any]) -> set[str]:
     reduce = using(_REDUCTIONS)
     reduced = reduce | {name for name, read in pairs if not reduce.isdisjoint(read)}
     reduced |= {name for name, read in pairs if not reduced.isdisjoint(read)}
-    averaged = {name for loop in loops for name in _averaged(loop, differentiate)}
+    functions = _Functions(tree, variables, differentiate)
+    averaged = {name for loop in loops for name in functions.averaged(loop)}
     return {
         name
         for name, read in pairs
@@ -124,16 +127,81 @@ def updated_names(source: str, variables: Mapping[str, Any]) -> set[str]:
     }
 
 
-def _averaged(loop: ast.AST, differentiate: set[str]) -> Iterator[str]:
-    """Yields the names of what is reduced itself, as weights that ranks train apart."""
-    for one in ast.walk(loop):
-        if isinstance(one, ast.Call):
+class _Functions:
+    """The user's functions that a cell calls, in the cell or before it."""
+
+    def __init__(
+        self, cell: ast.Module, variables: Mapping[str, Any], differentiate: set[str]
+    ) -> None:
+        self._variables, self._differentiate = variables, differentiate
+        self._of_cell = {one.name: one for one in cell.body if isinstance(one, ast.FunctionDef)}
+        #: The places of the parameters that a function averages itself, by their names.
+        self._found: dict[str, dict[str, int]] = {}
+
+    def averaged(self, tree: ast.AST) -> Iterator[str]:
+        """Yields the names of what is reduced itself, as weights that ranks train apart."""
+        for one in ast.walk(tree):
+            if not isinstance(one, ast.Call):
+                continue
             # As `allreduce(w)`, and as `jax.tree.map(allreduce, w)`.
-            direct = [one.func, *(arg for arg in one.args if isinstance(arg, ast.Name))]
+            functions = [arg for arg in one.args if isinstance(arg, ast.Name | ast.Lambda)]
             given = {name for arg in one.args for name in _read(arg)}
-            reduces = any(not _REDUCTIONS.isdisjoint(_read(part)) for part in direct)
-            if reduces and given.isdisjoint(differentiate):
-                yield from given
+            if any(not _REDUCTIONS.isdisjoint(_read(part)) for part in (one.func, *functions)):
+                yield from given if given.isdisjoint(self._differentiate) else ()
+            elif isinstance(one.func, ast.Name):
+                places = self._parameters(one.func.id)
+                args = [arg for at, arg in enumerate(one.args) if at in places.values()]
+                args += [option.value for option in one.keywords if option.arg in places]
+                for read in map(set, map(_read, args)):
+                    yield from read if read.isdisjoint(self._differentiate) else ()
+
+    def _parameters(self, function: str) -> dict[str, int]:
+        if function not in self._found:
+            self._found[function] = {}  # also while it is looked at: it may call itself
+            definition = self._of_cell.get(function) or self._defined_before(function)
+            if definition is not None:
+                names = [*definition.args.posonlyargs, *definition.args.args]
+                places = {one.arg: at for at, one in enumerate(names)}
+                origins = {name: {name} for name in places}
+                for name, read in _parts(definition):
+                    found = set[str]().union(*(origins.get(one, ()) for one in read))
+                    origins[name] = origins.get(name, set()) | found
+                whole = set[str]().union(
+                    *(origins.get(name, ()) for name in self.averaged(definition))
+                )
+                self._found[function] = {name: places[name] for name in whole}
+        return self._found[function]
+
+    def _defined_before(self, function: str) -> ast.FunctionDef | None:
+        value = self._variables.get(function)
+        code = getattr(getattr(value, "__wrapped__", value), "__code__", None)
+        if not isinstance(code, CodeType) or len(self._found) > _MOST_NAMES:
+            return None
+        try:
+            (found,) = ast.parse(dedent(inspect.getsource(code))).body
+        except (OSError, SyntaxError, TypeError, ValueError):  # a lambda, or no source
+            return None
+        return found if isinstance(found, ast.FunctionDef) else None
+
+
+def _parts(tree: ast.AST) -> Iterator[tuple[str, set[str]]]:
+    """Yields the names of parts of other names, as an array of a model, without calls."""
+    for one in ast.walk(tree):
+        if isinstance(one, ast.Assign) and not _calls(one.value):
+            targets, value = one.targets, one.value
+        elif isinstance(one, ast.For | ast.comprehension):
+            # Also of `model.items()`, `zip(model, gradients)`.
+            targets, value = [one.target], one.iter
+        else:
+            continue
+        for target in targets:
+            for name in ast.walk(target):
+                if isinstance(name, ast.Name):
+                    yield name.id, {*_read(value)}
+
+
+def _calls(value: ast.AST) -> bool:
+    return any(isinstance(one, ast.Call) for one in ast.walk(value))
 
 
 def _assigned(tree: ast.AST) -> Iterator[tuple[str, set[str]]]:

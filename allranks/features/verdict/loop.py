@@ -279,20 +279,26 @@ class Loop:
     @cached_property
     def has_hosts_alone(self) -> bool:
         """Whether other programs use little of the hosts: what a rank lacks, the others have."""
-        for ranks in self.by_host().values():
-            used = [self.ranks[rank].used for rank in ranks]
-            known = [one for one in used if one is not None]
-            if len(known) < len(used):
-                return False
-            cores = max(self.ranks[rank].part.cores for rank in ranks)
-            own = sum(one.run / one.at for one in known)
-            if own + fmean(one.idle / one.at for one in known) < OWN_CORES * cores:
-                return False
-        return True
+        left = [self.left_to_ranks(ranks) for ranks in self.by_host().values()]
+        return all(share is not None and share >= OWN_CORES for share in left)
+
+    def left_to_ranks(self, ranks: Sequence[int]) -> float | None:
+        """Returns the part of a host's cores that its ranks have used, or could have: no program
+        has used it. None if it is not known.
+        """
+        used = [one for rank in ranks if (one := self.ranks[rank].used) is not None]
+        if len(used) < len(ranks):
+            return None
+        found = sum(one.run / one.at for one in used) + fmean(one.idle / one.at for one in used)
+        return None if math.isnan(found) else found / self.cores_of(ranks)
 
     def computes(self, rank: int) -> float:
         """Returns the seconds of a step in which a rank is in no collective."""
         return self.ranks[rank].computing / self.steps
+
+    def cores_of(self, ranks: Sequence[int]) -> float:
+        """Returns how many cores the ranks of a host may use together."""
+        return max(self.ranks[rank].part.cores for rank in ranks)
 
     def by_host(self) -> dict[str, list[int]]:
         hosts: dict[str, list[int]] = {}

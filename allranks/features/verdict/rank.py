@@ -25,6 +25,7 @@ from allranks.collectives.calls.numbers import InputNumbers
 from allranks.collectives.calls.sites import Site, shown_name, source_line
 from allranks.engine.features import Answered, RankContext, RankFeature
 from allranks.features.verdict import CHECK, MEASURED, VARIABLE, weights
+from allranks.features.verdict.cores import IdleCores, usable_cores
 from allranks.features.verdict.gradients import computes_gradients, updated_models
 from allranks.features.verdict.records import (
     BroughtNumbers,
@@ -76,7 +77,7 @@ class RankVerdict(RankFeature):
         #: What the next cell checks.
         self._check = ""
         self._samples: deque[tuple[Sample, dict[str, int]]] = deque(maxlen=_KEPT_SAMPLES)
-        self._times = ThreadTimes()
+        self._times, self._idle = ThreadTimes(), IdleCores()
         self._looks: deque[tuple[float, Path, Doing, float, float, float, float]]
         self._looks = deque(maxlen=_KEPT_LOOKS)
         #: One of its own: the cell's random numbers stay the same.
@@ -163,7 +164,7 @@ class RankVerdict(RankFeature):
     def _sample(self) -> None:
         if self._has_counters:
             try:
-                sample = read_counters(world.current().journal.now(), self._times)
+                sample = read_counters(world.current().journal.now(), self._times, self._idle)
             except (OSError, ValueError):  # not Linux, or a kernel without these counters
                 self._has_counters = False
             else:
@@ -190,12 +191,12 @@ class RankVerdict(RankFeature):
         self._sample()
         most = max(_LEAST_CALLS, _CALLS // max(1, self._rank.size))
         records, count = world.current().journal.since(began, most)
-        kinds: dict[tuple[str, str, int, int], int] = {}
+        kinds: dict[tuple[str, str, int, int, str], int] = {}
         calls = []
         for call in records:
             if call.ended > ended:
                 break
-            key = call.op, call.name, call.nbytes, call.ranks
+            key = call.op, call.name, call.nbytes, call.ranks, call.dtype
             kind = kinds.setdefault(key, len(kinds))
             wait, transfer = call.wait_seconds, call.transfer_seconds
             calls.append(EndedCall(kind, call.ended, wait, transfer, call.last_rank))
@@ -206,8 +207,11 @@ class RankVerdict(RankFeature):
             rank=self._rank.rank,
             number=number,
             host=socket.gethostname(),
-            cores=_cores(),
-            kinds=[Kind(*key, _source(key[1])) for key in kinds],
+            cores=usable_cores(),
+            kinds=[
+                Kind(op, name, nbytes, ranks, _source(name), dtype)
+                for op, name, nbytes, ranks, dtype in kinds
+            ],
             calls=calls,
             samples=_thinned([sample for sample, _ in samples]),
             grown=_grown([lengths for _, lengths in samples]),
@@ -266,7 +270,9 @@ class ThreadTimes:
         return run, ready
 
 
-def read_counters(at: float, times: ThreadTimes | None = None) -> Sample:
+def read_counters(
+    at: float, times: ThreadTimes | None = None, idle: IdleCores | None = None
+) -> Sample:
     """Returns the counters of this process. Raises OSError where the system has none."""
     threads: dict[str, tuple[int, int]] = {}
     main = str(os.getpid())
@@ -279,31 +285,22 @@ def read_counters(at: float, times: ThreadTimes | None = None) -> Sample:
                 raise
             continue  # a thread that has ended meanwhile
         threads[thread] = ran, waited
-    run, ready = (times or ThreadTimes()).add_up(threads)
+    counted, ready = (times or ThreadTimes()).add_up(threads)
     main_ready = threads[main][1]
-    if not run:
+    if not counted:
         raise OSError("this kernel does not count the time of threads")
     with open("/proc/self/statm", "rb") as file:
         nbytes = _resident_nbytes(file.read())
-    return Sample(at, run / 1e9, ready / 1e9, main_ready / 1e9, nbytes, _idle_seconds())
+    # Also of threads that have begun and ended since the last sample, as those of an epoch.
+    run = process_time()
+    idle_seconds = (idle or IdleCores()).seconds_at(at)
+    return Sample(at, run, ready / 1e9, main_ready / 1e9, nbytes, idle_seconds)
 
 
 def _resident_nbytes(counters: bytes) -> int:
     # Without shared memory, and mapped files, as those of data: the system takes these back.
     _, resident, shared, *_ = map(int, counters.split())
     return (resident - shared) * _PAGE_NBYTES
-
-
-def _idle_seconds() -> float:
-    """Returns for how long the cores were idle, a sum; 0 if the process may not use all of them."""
-    if _cores() < (os.cpu_count() or 1):
-        return 0.0
-    with open("/proc/uptime", "rb") as file:
-        return float(file.read().split()[1])
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _source(name: str) -> str:

@@ -20,10 +20,23 @@ class Kind(NamedTuple):
     nbytes: int
     ranks: int
     source: str
+    dtype: str = ""
 
     def meets(self, size: int) -> bool:
         """Whether all ranks of the cell take part; a message has two ranks, which need not meet."""
         return self.ranks == size and not any(word in self.op.lower() for word in ("send", "recv"))
+
+    @property
+    def is_of_torch(self) -> bool:
+        """Whether it has torch's name, as ``all_reduce``, which allranks spells in one word."""
+        return self.op.startswith(("all_", "reduce_scatter"))
+
+    @property
+    def is_made_in_torch(self) -> bool:
+        """Whether the line does not make the call itself: DistributedDataParallel does, at
+        ``loss.backward()``, and so do trainers.
+        """
+        return self.is_of_torch and self.op not in self.source
 
     @property
     def place(self) -> str:
@@ -56,7 +69,7 @@ class Sample(NamedTuple):
 
     ``run``: the time in which its threads ran. ``ready``: that in which they could run and had no
     core. ``main_ready`` is that of the main thread, which runs the cells. ``idle``: that in which
-    no program ran on the cores that the process may use, a sum over these; 0 if it is not known.
+    no program ran on the cores that the process may use, a sum over these; NaN if it is not known.
     """
 
     at: float
@@ -73,9 +86,10 @@ class Doing(IntEnum):
     ``INPUT``: the main thread is in a library that reads data. ``FEED``: another thread is, and
     calls the user's code there. ``COMPILE``: a library traces or compiles. ``AWAIT``: a collective
     needs its input, which a library still computes, as those of jax may; its line is unknown.
+    ``CALL``: the user's line has called a function that begins or ends a collective.
     """
 
-    COMPUTE, COLLECTIVE, FEED, INPUT, COMPILE, AWAIT = range(6)
+    COMPUTE, CALL, COLLECTIVE, FEED, INPUT, COMPILE, AWAIT = range(7)
 
 
 class Look(NamedTuple):
@@ -130,6 +144,7 @@ class Model:
     """The arrays that an optimizer has updated in a cell, on one rank.
 
     ``checksums`` are those of some numbers of each array, by how many steps the optimizer had made;
+    ``before`` are those at the beginning of the next step, as after an average of the weights.
     ``numbers`` are these numbers after ``sampled`` steps: at the cell's end, or before the model
     was gone.
     """
@@ -140,6 +155,7 @@ class Model:
     sampled: int
     checksums: Mapping[int, Sequence[int]]
     numbers: Sequence[Sequence[float]]
+    before: Mapping[int, Sequence[int]] = field(default_factory=dict)
 
     @property
     def arrays(self) -> list[tuple[str, int]]:
@@ -151,17 +167,18 @@ class RankPart:
     """One rank's part of a cell. Times are by one clock for each host.
 
     ``number`` is that which the notebook shows, -1 if the rank has not run the cell. ``cores`` is
-    how many its process may use, and ``gpu`` whether it has a GPU. ``grown`` has the first and the
-    last length of global lists, dictionaries and sets that have grown. ``left_out`` counts earlier
-    calls of the cell. ``paths`` are the lines at which the ``looks`` have found the rank, the
-    outermost line of each first. ``gradients``: the cell computes some that no optimizer uses which
-    is followed. ``updated``: the variables that it updates with them, without a count of the steps.
+    how many its process may use, also a part of one, and ``gpu`` whether it has a GPU. ``grown``
+    has the first and the last length of global lists, dictionaries and sets that have grown.
+    ``left_out`` counts earlier calls of the cell. ``paths`` are the lines at which the ``looks``
+    have found the rank, the outermost line of each first. ``gradients``: the cell computes some
+    that no optimizer uses which is followed. ``updated``: the variables that it updates with them,
+    without a count of the steps.
     """
 
     rank: int
     number: int
     host: str
-    cores: int
+    cores: float
     kinds: Sequence[Kind]
     calls: Sequence[EndedCall]
     samples: Sequence[Sample]
@@ -196,7 +213,10 @@ class RankPart:
                     list(one.nbytes),
                     one.steps,
                     one.sampled,
-                    [[step, list(sums)] for step, sums in one.checksums.items()],
+                    *(
+                        [[step, list(sums)] for step, sums in row.items()]
+                        for row in (one.checksums, one.before)
+                    ),
                     [len(numbers) for numbers in one.numbers],
                 ]
                 for one in models
@@ -217,8 +237,16 @@ class RankPart:
         )
         rest = iter(array("d", numbers))
         models = [
-            Model(names, nbytes, steps, sampled, dict(sums), [[*islice(rest, n)] for n in lengths])
-            for names, nbytes, steps, sampled, sums, lengths in content["models"]
+            Model(
+                names=names,
+                nbytes=nbytes,
+                steps=steps,
+                sampled=sampled,
+                checksums=dict(sums),
+                numbers=[[*islice(rest, n)] for n in lengths],
+                before=dict(before),
+            )
+            for names, nbytes, steps, sampled, sums, before, lengths in content["models"]
         ]
         followed = len(models) - content["updated"]
         return cls(

@@ -399,11 +399,12 @@ def _compared(cell: CellParts, loop: Loop | None, models: list[Model]) -> Verdic
     if not arrays or any(model.arrays != arrays for model in models) or min(steps) < LEAST_STEPS:
         return None
     common = [at for at in first.checksums if all(at in one.checksums for one in models)]
-    wrong = {at: _different(models, at) for at in common}
+    averaged = _averaged(models)
+    wrong = {at: _different([one.checksums[at] for one in models]) - averaged for at in common}
     after = [at for at in common if at]
     # Ranks of a cell that has failed stop in different steps.
     ended_alike = cell.well and len({(model.steps, model.sampled) for model in models}) == 1
-    last = _apart(models) if ended_alike else wrong[after[-1]] if after else set()
+    last = _apart(models) - averaged if ended_alike else wrong[after[-1]] if after else set()
     if not last or not _have_learned(models, common):
         return None
     names = [first.names[at] for at in sorted(last)]
@@ -459,10 +460,26 @@ def _compared(cell: CellParts, loop: Loop | None, models: list[Model]) -> Verdic
     )
 
 
-def _different(models: list[Model], step: int) -> set[int]:
-    """Returns the places of the arrays that differ between ranks after a step."""
-    columns = zip(*(model.checksums[step] for model in models), strict=False)
+def _different(rows: Sequence[Sequence[int]]) -> set[int]:
+    """Returns the places of the arrays whose checksums differ between ranks."""
+    columns = zip(*rows, strict=False)
     return {at for at, sums in enumerate(columns) if len({*sums}) > 1}
+
+
+def _averaged(models: list[Model]) -> set[int]:
+    """Returns the places of the arrays that differ after a step, and are equal before the next.
+
+    The user's code averages these weights in place of gradients.
+    """
+    steps = [
+        at
+        for at in models[0].before
+        if all(at in one.before and at in one.checksums for one in models)
+    ]
+    if not steps:
+        return set()
+    after = _different([one.checksums[steps[-1]] for one in models])
+    return after - _different([one.before[steps[-1]] for one in models])
 
 
 def _apart(models: list[Model]) -> set[int]:

@@ -15,7 +15,14 @@ from statistics import fmean, linear_regression, median, quantiles
 from allranks.features.verdict import LEAST_STEPS
 from allranks.features.verdict.cause import Verdict
 from allranks.features.verdict.loop import OWN_CORES, Looked, Loop, RankLoop, Spent
-from allranks.features.verdict.records import CellParts, CodeLine, Doing, EndedCall, RankPart
+from allranks.features.verdict.records import (
+    CellParts,
+    CodeLine,
+    Doing,
+    EndedCall,
+    Kind,
+    RankPart,
+)
 from allranks.features.verdict.results import pairs_unlike_lines, wrong
 from allranks.records.ranks import label
 from allranks.widgets.dashboard.tables import seconds
@@ -30,6 +37,9 @@ USUAL_WAIT = 0.10
 #: What a rank that is late in some steps has to cost, and the part of it that delays explain which
 #: are longer than a step. In half of the steps or more it is a slow one.
 RARE_SHARE, RARE_PART = 0.25, 0.6
+#: A single delay that is shorter says nothing of later steps: a module that is imported, or a disk
+#: that wakes up, takes a second or two.
+ONCE_SECONDS = 3.0
 #: A cause explains at least this part of its effect.
 EXPLAINS = 0.5
 MOST_EXPLAINED = 1.5
@@ -57,6 +67,9 @@ CLOCKS_SECONDS = 1e-3
 #: saved. Small calls also take longer because ranks have to be woken.
 TRANSFER_SHARE, LATENCY_SHARE = 0.25, 0.30
 SMALL_NBYTES, SMALL_CALLS, SHORT_WAIT_SECONDS = 16 << 10, 4, 1e-3
+#: What a call takes whatever its size, if each rank has a core: to wake ranks, also of other hosts.
+#: Where ranks share cores it is a slice of time. So much data takes longer than that in any memory.
+CALL_SECONDS, LARGE_NBYTES = 1e-4, 1 << 20
 #: Calls follow each other at once after a shorter pause: a library needs up to a tenth of a
 #: millisecond to end and begin a call, and a layer of a model mostly longer. So many of them in a
 #: step are one cause, however often a rank loses its core to another one, for a slice of time.
@@ -334,14 +347,18 @@ def _rarely_late(loop: Loop, rank: int) -> list[Verdict]:
     few = [wait for wait in waits if wait > loop.ranks[rank].usual_step]
     if late < RARE_SHARE or not few or sum(few) < RARE_PART * sum(waits):
         return []
-    times = "once" if len(few) == 1 else f"{len(few)} times"
+    once = len(few) == 1
+    if once and few[0] < ONCE_SECONDS:
+        return []
+    times = "once" if once else f"{len(few)} times"
     return [
         Verdict(
             "sometimes",
             late,
             f"rank {rank} is late {times} in {loop.steps:,} steps, by {seconds(median(few))}: the "
             f"others wait {late:.0%} of the time for it",
-            "If it writes files or evaluates then: do that less often, or in a thread",
+            f"If it writes files or evaluates then: do that {'' if once else 'less often, or '}"
+            "in a thread",
             (rank,),
         )
     ]
@@ -394,7 +411,7 @@ def _by_turns(loop: Loop, second: float) -> list[Verdict]:
     if cores < len(ready) and loop.has_hosts_alone and len(loop.by_host()) == 1:
         # No other program has the cores: those of them that wait have been ahead on a core, for
         # all ranks that had none meanwhile.
-        ahead = min(ahead, max(1, cores // (len(ready) - cores)))
+        ahead = min(ahead, max(1, int(cores // (len(ready) - cores))))
     delays = sum(filter(None, ready)) * ahead / len(ready)
     if None in ready or delays > EXPLAINS * total:
         return []
@@ -540,16 +557,40 @@ def _bandwidth(loop: Loop, small: set[int]) -> list[Verdict]:
     if not steady or not (_have_cores(loop, share) or (known and undisturbed >= TRANSFER_SHARE)):
         return []
     kind = kinds[costliest]
+    if kind.nbytes < LARGE_NBYTES and EXPLAINS * usual < _whatever_the_size(loop, small):
+        return []
+    # The host is in the call while the GPU still computes what comes before it.
+    if kind.is_made_in_torch and any(one.part.gpu for one in loop.ranks.values()):
+        return []
     return [
         Verdict(
             "bandwidth",
             share,
             f"{share:.0%} of the time goes into moving data: {kind.place} moves "
             f"{kind.nbytes / 1e6:.3g} MB in {seconds(usual)}",
-            "Make fewer updates with larger batches, send 16-bit numbers, or let the transfer run "
-            "beside the backward pass (DistributedDataParallel)",
+            _move_less(kind),
         )
     ]
+
+
+def _whatever_the_size(loop: Loop, small: set[int]) -> float:
+    """Returns the seconds that a call may take without any data."""
+    crowded = any(len(ranks) > loop.cores_of(ranks) for ranks in loop.by_host().values())
+    known = [one for row in _transfers(loop, small).values() for one in row]
+    least = SLICE_SECONDS if crowded else CALL_SECONDS
+    return max(least, median(known)) if len(known) >= LEAST_STEPS else least
+
+
+def _move_less(kind: Kind) -> str:
+    advice = ["Move less data, or less often"]
+    if "reduce" in kind.op:
+        advice = ["Make fewer updates with larger batches"]
+    if kind.dtype in ("", "float32", "float64"):
+        advice.append("send 16-bit numbers")
+    if kind.op.startswith("all_reduce") and not kind.is_made_in_torch:
+        advice.append("let DistributedDataParallel move them beside the backward pass")
+    *others, last = advice
+    return f"{', '.join(others)}, or {last}" if others else last
 
 
 def _latency(cell: CellParts, loop: Loop, small: set[int]) -> list[Verdict]:
@@ -622,7 +663,8 @@ def _in_small_calls(one: RankLoop, small: set[int], longest: float) -> float:
     """Returns the share of the time in small calls, and between those that follow at once.
 
     Between them a rank may be in functions of a library that end and begin the calls, or compute:
-    what counts is the time in which looks have found it at the lines of the calls.
+    what counts is the time in which looks have found it in such functions, at the lines of the
+    calls. These lines may compute as well, as ``allreduce(x @ y)`` does.
     """
     kinds, spent, between = one.part.kinds, 0.0, 0.0
     for call, pause in _pauses(one, small):
@@ -633,7 +675,9 @@ def _in_small_calls(one: RankLoop, small: set[int], longest: float) -> float:
         between += pause if at_once else 0.0
     places = {kinds[at].name for at in small}
     at_calls = sum(
-        look.share for look in one.looked or () if look.path and look.path[-1].place in places
+        look.share
+        for look in one.looked or ()
+        if look.doing is Doing.CALL and look.path and look.path[-1].place in places
     )
     return spent / one.seconds + min(between / one.seconds, at_calls)
 
@@ -698,19 +742,22 @@ def crowded(loop: Loop) -> list[Verdict]:
         known = [one for one in used if one is not None]
         if len(known) < len(used) or loop.seconds < HOST_SECONDS:
             continue
-        cores = max(loop.ranks[rank].part.cores for rank in ranks)
+        cores = loop.cores_of(ranks)
         own = sum(one.run / one.at for one in known)
         lost = min(one.ready / max(1e-9, one.run + one.ready) for one in known)
         needed = min(one.ready / one.at for one in known) >= HOST_TIME
         # A notebook shows the line behind the label of all ranks.
         whose = "the ranks" if len(ranks) == len(loop.ranks) else label(ranks)
-        if needed and own < OWN_CORES * cores and lost >= HOST_SHARE:
+        left = loop.left_to_ranks(ranks)
+        # Threads that often sleep, as those of a library, lack a core for moments on any host.
+        if needed and left is not None and left < OWN_CORES and lost >= HOST_SHARE:
             found.append(
                 Verdict(
                     "host",
                     0.0,
-                    f"other programs use the cores of {host}, or a container has a limit: "
-                    f"{whose} got {own:.1f} of {cores} cores, and their threads had none "
+                    f"other programs, or processes that the ranks have started, use the cores of "
+                    f"{host}, or a container has a limit: "
+                    f"{whose} got {own:.1f} of {cores:g} cores, and their threads had none "
                     f"for {lost:.0%} of the time in which they could run",
                     "Look with top; start fewer ranks, or fewer threads (OMP_NUM_THREADS=1)",
                     tuple(ranks),

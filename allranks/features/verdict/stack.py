@@ -19,6 +19,8 @@ _COLLECTIVES = f"{os.sep}collectives{os.sep}"
 _INPUTS_OF_COLLECTIVES = f"{_COLLECTIVES}arrays{os.sep}"
 #: Beside them, and a part of the transfer.
 _ARITHMETIC = f"{_INPUTS_OF_COLLECTIVES}reductions"
+#: The files of torch's functions that call a process group.
+_CALLERS = ("/torch/distributed/distributed_c10d.py", "/torch/distributed/c10d_logger.py")
 #: Parts of the files of libraries that read data, and of those that trace or compile.
 _INPUT = ("/torch/utils/data/", "/tensorflow/python/data/", "/keras/src/trainers/data_adapters/")
 _COMPILERS = (
@@ -59,7 +61,7 @@ def look() -> tuple[Path, Doing]:
     main = frames.pop(threading.main_thread().ident or 0, None)
     path, doing = _walked(main)
     frames.pop(threading.get_ident(), None)
-    if doing is Doing.COMPUTE:
+    if doing in (Doing.COMPUTE, Doing.CALL):
         for frame in frames.values():
             theirs, what = _walked(frame)
             if theirs and what is Doing.INPUT:
@@ -80,7 +82,7 @@ def _walked(frame: FrameType | None) -> tuple[Path, Doing]:
         if kind == sites.USER:
             name = "" if code.co_name == "<module>" else code.co_name
             found.append((code.co_filename, frame.f_lineno or 0, name))
-        elif what > doing:
+        elif what > doing and not (what is Doing.CALL and found):
             doing = what
         frame = frame.f_back
     return tuple(reversed(found)), doing
@@ -94,10 +96,12 @@ def _known(file: str, function: str) -> tuple[int, Doing]:
     if kind == sites.OURS:
         if _INPUTS_OF_COLLECTIVES in file and _ARITHMETIC not in file:
             return kind, Doing.AWAIT
-        return kind, Doing.COLLECTIVE if _COLLECTIVES in file else Doing.COMPUTE
+        return kind, Doing.COLLECTIVE if _COLLECTIVES in file else Doing.CALL
     if kind == sites.LIBRARY:
         if function in _TRACERS or any(part in place for part in _COMPILERS):
             return kind, Doing.COMPILE
         if any(part in place for part in _INPUT):
             return kind, Doing.INPUT
+        if place.endswith(_CALLERS):
+            return kind, Doing.CALL
     return kind, Doing.COMPUTE

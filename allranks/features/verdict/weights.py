@@ -42,6 +42,7 @@ class Followed:
         self.counts_from: int | None = None
         """The steps that an optimizer had counted itself before."""
         self._checksums: dict[int, list[int]] = {}
+        self._before: dict[int, list[int]] = {}
         #: The last sample: at which step, and of each array its name, its bytes and the numbers.
         self._sampled: tuple[int, list[tuple[str, int, Any]]] = (0, [])
 
@@ -49,6 +50,13 @@ class Followed:
         self.steps += 1
         if self.is_due:
             self.sample()
+
+    def begin_step(self) -> None:
+        """Samples the weights again: other code than the optimizer may have averaged them."""
+        if self.steps and self.is_due:
+            found = self._some_of_each({})
+            if found:
+                self._before[self.steps] = _checksums(found)
 
     @property
     def is_due(self) -> bool:
@@ -80,18 +88,17 @@ class Followed:
             )
 
     def sample(self, names: Mapping[int, str] | None = None) -> None:
+        found = self._some_of_each(names or {})
+        if found is not None:
+            self._sampled = self.steps, found
+            self._checksums[self.steps] = _checksums(found)
+
+    def _some_of_each(self, names: Mapping[int, str]) -> list[tuple[str, int, Any]] | None:
         of = self.of()
-        if of is None:
-            return
-        pairs = self._arrays(of)[:_MOST_ARRAYS]
-        if _is_captured(pairs):
-            return
-        found = [
-            ((names or {}).get(id(array), name), _nbytes(array), _some(array))
-            for name, array in pairs
-        ]
-        self._sampled = self.steps, found
-        self._checksums[self.steps] = [zlib.crc32(some.tobytes()) for _, _, some in found]
+        pairs = self._arrays(of)[:_MOST_ARRAYS] if of is not None else None
+        if pairs is None or _is_captured(pairs):
+            return None
+        return [(names.get(id(array), name), _nbytes(array), _some(array)) for name, array in pairs]
 
     def count(self) -> None:
         """Takes the steps that the optimizer has counted, as those in compiled functions."""
@@ -117,7 +124,12 @@ class Followed:
             sampled=at,
             checksums=self._checksums,
             numbers=[[float(number) for number in some] for _, _, some in found],
+            before=self._before,
         )
+
+
+def _checksums(found: Sequence[tuple[str, int, Any]]) -> list[int]:
+    return [zlib.crc32(some.tobytes()) for _, _, some in found]
 
 
 class Weights:
@@ -190,7 +202,7 @@ def _install_torch(module: ModuleType, weights: Callable[[], Weights | None]) ->
             outer[:] = weakref.ref(optimizer), own
             if own is not None:
                 with suppress(Exception):
-                    own.began(optimizer, _of_torch)
+                    own.began(optimizer, _of_torch).begin_step()
 
     def after(optimizer: Any, *_: Any) -> None:
         if not outer or outer[0]() is not optimizer:
@@ -284,6 +296,7 @@ def _install_optimizers_of_keras(module: ModuleType, weights: Callable[[], Weigh
         found = own.began(optimizer, lambda one: _shared(one, one._trainable_variables or first))
         if found.counts_from is None:
             found.counts_from = _counted(optimizer)
+        found.begin_step()
         first.clear()
 
     @wraps(applies)

@@ -105,6 +105,41 @@ def test_variables_that_a_loop_does_not_reduce_are_not_found(jax):
     assert updated_names(UPDATES[0], names) == set()
 
 
+def test_weights_that_a_function_averages_are_not_compared(jax):
+    # Each rank trains apart between two averages: at the cell's end they differ by right.
+    def allreduce(x):
+        return x
+
+    def mean_of(tree):
+        return jax.tree.map(lambda one: allreduce(one) / 2, tree)
+
+    def first(w, x):
+        w = {name: allreduce(part) for name, part in w.items()}
+        return w - jax.grad(x)(w)
+
+    def inner(x, w):
+        w = mean_of(w)
+        return w - jax.grad(x)(w)
+
+    @wraps(inner)
+    def compiled(*_, **__):
+        return None
+
+    def gradients(x, w):
+        g = jax.grad(x)(w)
+        return w - mean_of(g)
+
+    names = {**variables(jax), "w": 1.0, "x": 1.0, "mean_of": mean_of}
+    names |= {"first": first, "inner": compiled, "gradients": gradients}
+    inside = "def step(w):\n    w = allreduce(w)\n    return w - jax.grad(loss)(w)\n"
+    for step in ("w = first(w, x)", "w = inner(x, w=w)", "w = inner(x, w)", "w = step(w)"):
+        assert updated_names(f"{inside}for at in range(9):\n    {step}", names) == set(), step
+    source = "for at in range(9):\n    w = gradients(x, w)"
+    assert updated_names(source, names) == {"w"}
+    source = "for at in range(9):\n    g = mean_of(jax.grad(x)(w))\n    w = w - g"
+    assert updated_names(source, names) == {"w"}
+
+
 def test_the_numbers_of_updated_variables_are_taken(jax, monkeypatch):
     tree = SimpleNamespace(
         tree_flatten_with_path=lambda value: ([(key, value[key]) for key in value], None),

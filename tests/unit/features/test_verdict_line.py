@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from threading import Thread
+from time import thread_time
 from typing import Any
 
 import pytest
@@ -13,6 +16,7 @@ from allranks.cluster.features import CellContext, ClusterContext
 from allranks.collectives import arrays, world
 from allranks.collectives.arrays import reductions
 from allranks.errors import Report, UsageError
+from allranks.features import torch_jax
 from allranks.features.verdict import notebook, stack
 from allranks.features.verdict.notebook import NotebookVerdict
 from allranks.features.verdict.rank import (
@@ -319,6 +323,25 @@ def test_a_collective_that_converts_its_input_is_not_in_the_collective_yet():
     assert stack._known(world.__file__, "run")[1] is Doing.COLLECTIVE
 
 
+@pytest.mark.parametrize(
+    ("file", "doing"),
+    [
+        (torch_jax.__file__, Doing.CALL),
+        ("/site-packages/torch/distributed/distributed_c10d.py", Doing.CALL),
+        ("/site-packages/numpy/linalg/_linalg.py", Doing.COMPUTE),
+        ("/home/user/own.py", Doing.COMPUTE),
+    ],
+)
+def test_a_line_is_in_a_call_only_in_functions_that_make_it(file, doing):
+    def frame_in(name: str, call: Callable[[], Any]) -> Any:
+        return eval(compile("call()", name, "eval"), {"call": call})
+
+    assert stack._walked(frame_in(file, sys._getframe))[1] is doing
+    # A library that calls the user's function, which computes.
+    inner = frame_in(file, lambda: frame_in("/home/user/own.py", sys._getframe))
+    assert stack._walked(inner)[1] is Doing.COMPUTE
+
+
 def test_the_counters_of_a_process_are_those_of_its_threads():
     times = ThreadTimes()  # threads of other tests may end meanwhile
     try:
@@ -329,3 +352,21 @@ def test_the_counters_of_a_process_are_those_of_its_threads():
     assert second.run >= first.run > 0
     assert second.ready >= second.main_ready >= 0
     assert second.rss_nbytes > 1e6
+
+
+def test_the_time_of_threads_that_begin_and_end_between_two_samples_counts():
+    # As those that read the data of one epoch: else other programs seem to use their cores.
+    def work() -> None:
+        sum(range(1_000_000))
+        used.append(thread_time())
+
+    used: list[float] = []
+    times = ThreadTimes()
+    try:
+        first = read_counters(1.0, times)
+    except OSError:
+        pytest.skip("this system has no /proc/self/schedstat")
+    thread = Thread(target=work)
+    thread.start()
+    thread.join()
+    assert read_counters(2.0, times).run - first.run >= used[0]

@@ -406,6 +406,26 @@ def test_weights_that_are_averaged_now_and_then_may_differ_between():
     assert found(with_parts(cell(WORK), *rows)) == []
 
 
+def test_weights_that_are_averaged_in_each_step_may_differ_after_it():
+    def parts(apart: int, **fields) -> CellParts:
+        before = [{at: [at + apart * rank] * 3 for at in DOUBLING[1:]} for rank in range(3)]
+        rows = [model(rank, ALL, before=before[rank], **fields) for rank in range(3)]
+        return with_parts(cell(WORK), *rows)
+
+    # At the cell's end they differ if they are averaged first in a step, or the model is gone.
+    for fields in ({}, {"sampled": 256}):
+        assert found(parts(0, **fields)) == []
+        assert found(replace(parts(0, **fields), well=False)) == []
+        assert "they differed before the first step" in text_of(parts(1, **fields))
+
+
+def test_an_array_that_is_left_out_of_the_average_is_named():
+    before = [{at: [at, at + rank, at] for at in DOUBLING[1:]} for rank in range(3)]
+    rows = [model(rank, ALL, since=1, before=before[rank]) for rank in range(3)]
+    parts = with_parts(cell(WORK, kinds=[EACH[0], EACH[2]]), *rows)
+    assert "differ in 1 of 3 arrays: net.0.bias" in text_of(parts)
+
+
 def test_weights_after_different_numbers_of_steps_are_not_compared():
     # The model of rank 1 is gone.
     rows = [model(rank, ALL, since=10**6, sampled=256 if rank == 1 else 300) for rank in range(3)]

@@ -23,7 +23,7 @@ from allranks.features.verdict.records import (
     Sample,
 )
 from allranks.features.verdict.rules import verdicts
-from tests.unit.features.recorded_cells import cell, each_rank, often_short, varied
+from tests.unit.features.recorded_cells import GRADIENTS, cell, each_rank, often_short, varied
 
 #: One of 40 parameters.
 SMALL = Kind("allreduce", "In[3]:9", 256, 0, "")
@@ -242,6 +242,15 @@ def test_a_rank_that_evaluates_in_each_sixth_step_is_late_sometimes():
     found = verdicts(cell([0.01, work, 0.01]))[0]
     assert (found.kind, found.ranks) == ("sometimes", (1,))
     assert "rank 1 is late 50 times in 299 steps, by 50 ms" in found.text
+
+
+@pytest.mark.parametrize(("delay", "found"), [(2.0, []), (4.0, ["sometimes"])])
+def test_a_single_delay_of_a_second_or_two_is_no_cause(delay, found):
+    # As of a module that one rank imports in the middle of a short cell.
+    def work(step, _):
+        return delay if step == 150 else 0.01
+
+    assert kinds(cell([work, 0.01])) == found
 
 
 def test_several_slow_ranks_are_named():
@@ -502,16 +511,71 @@ def test_transfers_are_named_where_the_fastest_of_them_take_as_long():
     assert kinds(parts) == ["bandwidth"]
 
 
+def advice(*kinds: Kind, **options) -> str:
+    (found,) = verdicts(cell([0.01] * 2, kinds=kinds, transfer=0.01, **options))
+    assert found.kind == "bandwidth"
+    return found.next
+
+
+LARGE = Kind("allreduce", "In[3]:9", 32_000_000, 0, "allreduce(gradients)", "float32")
+BUCKET = LARGE._replace(op="all_reduce", source="loss.backward()")
+
+
+def test_the_advice_fits_what_is_moved():
+    fewer = "Make fewer updates with larger batches"
+    assert advice(LARGE) == f"{fewer}, or send 16-bit numbers"
+    assert advice(LARGE._replace(dtype="float16")) == fewer
+    # A model in DistributedDataParallel, and a loop that does its work itself.
+    assert advice(BUCKET) == f"{fewer}, or send 16-bit numbers"
+    own = BUCKET._replace(source="dist.all_reduce(p.grad)")
+    assert advice(own).endswith(
+        ", or let DistributedDataParallel move them beside the backward pass"
+    )
+    rows = LARGE._replace(op="allgather", dtype="int64")
+    assert advice(rows) == "Move less data, or less often"
+
+
+def test_buckets_of_a_model_on_a_gpu_are_not_said_to_cost_time():
+    # The GPU computes the gradients while the host is in the call.
+    for kind, found in ((BUCKET, []), (LARGE, ["bandwidth"])):
+        assert kinds(each_rank(cell([0.01] * 2, kinds=[kind], transfer=0.01), gpu=True)) == found
+
+
+def test_calls_that_take_as_long_as_without_data_do_not_limit_the_bandwidth():
+    medium = GRADIENTS._replace(nbytes=20_000)
+    assert kinds(cell([2e-4] * 2, kinds=[medium], transfer=9e-5, steps=9000)) == []
+    # As over a network of 1 Gbit/s, unless the calls of a loss take as long there.
+    assert kinds(cell([2e-4] * 2, kinds=[medium], transfer=3e-4, steps=9000)) == ["bandwidth"]
+    parts = cell([2e-4] * 2, kinds=[medium, SMALL], transfer=3e-4, steps=4000)
+    assert kinds(parts) == []
+
+
+def test_calls_that_wait_for_cores_that_ranks_share_do_not_limit_the_bandwidth():
+    medium = GRADIENTS._replace(nbytes=20_000)
+    busy = {"ready": dict.fromkeys(range(4), 0.1), "busy": 0.4}
+    assert kinds(cell([0.005] * 4, kinds=[medium], transfer=0.004, **busy)) == []
+    assert kinds(cell([0.005] * 4, kinds=[LARGE], transfer=0.04, **busy)) == ["bandwidth"]
+
+
 AHEAD = (Doing.FEED, 0.1, 1.85)
 CALLED = (CodeLine("In[3]:9", "", "allreduce(gradients)"),)
+IN_CALL = {CALLED: (Doing.CALL, 1, 1)}
 
 
 def test_time_between_small_collectives_counts_if_it_is_spent_at_their_lines():
     # As in functions of torch that begin and end a call.
     sizes = [SMALL._replace(nbytes=8 * (1 + at)) for at in range(40)]
     for path, found in ((CALLED, ["latency"]), (TRAIN, [])):
-        parts = cell([0.004] * 2, kinds=sizes, transfer=1e-5, steps=900, lines=both((path, 1.0)))
+        lines = both((path, 1.0))
+        parts = cell([0.004] * 2, kinds=sizes, transfer=1e-5, steps=900, lines=lines, does=IN_CALL)
         assert kinds(parts) == found
+
+
+def test_what_is_computed_in_the_line_of_a_small_collective_is_no_part_of_it():
+    # As in `allreduce(x @ y)`, many times in a step.
+    sizes = [SMALL._replace(nbytes=8 * (1 + at)) for at in range(40)]
+    lines = both((CALLED, 1.0))
+    assert kinds(cell([0.004] * 2, kinds=sizes, transfer=1e-5, steps=900, lines=lines)) == []
 
 
 def test_small_collectives_cost_time_where_ranks_share_too_few_cores():
@@ -541,8 +605,9 @@ def test_a_short_step_is_told_from_the_pauses_between_its_calls():
     def work(step, _):
         return 1.5e-4 if step % 40 == 0 else 4e-5
 
+    lines = both((CALLED, 1.0))
     parts = cell(
-        [work] * 2, transfer=1e-5, kinds=[SMALL], steps=40 * 1500, lines=both((CALLED, 1.0))
+        [work] * 2, transfer=1e-5, kinds=[SMALL], steps=40 * 1500, lines=lines, does=IN_CALL
     )
     assert kinds(parts) == ["latency"]
 
@@ -621,9 +686,40 @@ def test_a_host_without_free_cores_is_reported():
     assert found.kind == "host"
     # A notebook shows this behind "ranks 0–1 ·".
     assert found.text == (
-        "other programs use the cores of here, or a container has a limit: the ranks got 0.6 of 2 "
-        "cores, and their threads had none for 75% of the time in which they could run"
+        "other programs, or processes that the ranks have started, use the cores of here, or a "
+        "container has a limit: the ranks got 0.6 of 2 cores, and their threads had none for 75% "
+        "of the time in which they could run"
     )
+
+
+def test_threads_without_a_core_are_no_sign_of_other_programs_while_cores_are_idle():
+    # As those of TensorFlow: they wake up often, and sleep soon. Or the cores are not known.
+    for idle in (1.0, float("nan")):
+        parts = cell([varied, varied], ready={0: 0.9, 1: 0.9}, busy=0.3, idle=idle)
+        assert kinds(parts) == []
+
+
+def test_a_limit_of_cores_that_the_ranks_use_up_is_no_other_program():
+    # A container with half a core for both, on a host with idle ones.
+    parts = cell([varied, varied], ready={0: 0.9, 1: 0.9}, busy=0.25)
+    assert kinds(parts) == ["host"]
+    assert kinds(each_rank(parts, cores=0.5)) == []
+    (found,) = verdicts(each_rank(parts, cores=1.5))
+    assert "the ranks got 0.5 of 1.5 cores" in found.text
+
+
+def test_data_that_are_read_in_a_thread_are_named_before_a_busy_host():
+    # As those of Keras: the threads that wait for them use no core.
+    does = {READ: (Doing.FEED, 0.1, 0.3)}
+    parts = cell([0.04] * 2, lines=both((READ, 0.8), (TRAIN, 0.2)), does=does, busy=0.3)
+    ready = [[one._replace(ready=0.9 * one.at) for one in part.samples] for part in parts.ranks]
+    ranks = [replace(one, samples=row) for one, row in zip(parts.ranks, ready, strict=True)]
+    assert kinds(replace(parts, ranks=ranks)) == ["input", "host"]
+    alone = [
+        replace(one, samples=[row._replace(idle=1.4 * row.at) for row in one.samples])
+        for one in ranks
+    ]
+    assert kinds(replace(parts, ranks=alone)) == ["input"]
 
 
 def test_a_busy_one_of_several_hosts_is_reported_with_its_ranks():
@@ -754,7 +850,15 @@ def test_a_part_is_the_same_after_its_way():
         brought=[BroughtNumbers(0, 3, 4096, 2**32 - 1, True)],
         not_finite=[LastNotFinite(0, 41, 1.5, 7, "allreduce", "In[3]:9", 4096)],
         models=[
-            Model(["w", "b"], [4096, 40], 9, 8, {1: [5, 6], 2: [7, 8]}, [[1.0, 2.0], [3.0]]),
+            Model(
+                ["w", "b"],
+                [4096, 40],
+                9,
+                8,
+                {1: [5, 6], 2: [7, 8]},
+                [[1.0, 2.0], [3.0]],
+                {2: [6, 7]},
+            ),
             Model([], [], 0, 0, {}, []),
         ],
         updated=[Model(["p"], [8], 0, 0, {}, [[5.0]])],

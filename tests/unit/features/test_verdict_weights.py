@@ -85,6 +85,19 @@ def test_a_model_is_sampled_before_its_first_step_at_doubling_steps_and_at_the_e
     assert len(model.numbers[1]) <= 64
 
 
+def test_weights_that_change_between_two_steps_are_sampled_again():
+    weights, tensor = Weights(), Tensor([0.0])
+    optimizer = Optimizer(tensor)
+    train(weights, optimizer, 4)
+    (model,) = weights.ended({})
+    assert [*model.before] == [1, 2]
+    assert all(model.before[step] == model.checksums[step] for step in model.before)
+    tensor.numbers += 1
+    train(weights, optimizer, 1)
+    (model,) = weights.ended({})
+    assert model.before[4] != model.checksums[4]
+
+
 def test_of_a_model_that_is_gone_the_last_sample_is_kept():
     weights = Weights()
     train(weights, Optimizer(Tensor([1.0])), 11)
