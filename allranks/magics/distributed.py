@@ -128,6 +128,7 @@ class DistributedMagics(Magics):
         self.by_dist_init: Cluster | None = None
         """The ranks that nbdistributed's magic has started."""
         self.toggle = EveryCell(shell)
+        self.session.which_cells = self.toggle.text
         self._undo = ExitStack()
         Completion(shell, self.session, self.toggle, self._undo)
         self.hints = Hints(shell, self.session, self.toggle, self._undo)

@@ -71,6 +71,11 @@ class EveryCell:
             vars(self._manager)["check_complete"] = self._check_complete
             self.is_on = True
 
+    def text(self) -> str:
+        """Returns a sentence about the cells that run on the ranks, where `on` has chosen them."""
+        chosen = self.is_on and not self.is_kernel
+        return " Every cell runs on them, until: %distributed off" if chosen else ""
+
     def every_cell(self) -> None:
         # Also those that begin with IPython's own magics.
         self.commands[:] = [*EVERY_CELL, *(f"%%{name}" for name in CELL_MAGICS)]

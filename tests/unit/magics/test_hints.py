@@ -158,8 +158,9 @@ def test_a_variable_of_ranks_is_named_with_those_that_have_answered(shell, sessi
         "or copy it, a value for each rank: x = %distributed pull x"
     )
     assert shell.fails("model") == (
-        "name 'model' is not defined\nmodel exists on rank 2: begin the cell with "
-        "%%distributed -r 2, or copy it, a value for each rank: model = %distributed pull model -r 2"
+        "name 'model' is not defined\n"
+        "model exists on rank 2: begin the cell with %%distributed -r 2, "
+        "or copy it, a value for each rank: model = %distributed pull model -r 2"
     )
     # A module cannot be copied.
     assert shell.fails("np.ones(3)") == (
