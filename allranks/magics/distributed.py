@@ -45,6 +45,7 @@ from allranks.magics.shell import (
     CellReplies,
     Completion,
     EveryCell,
+    LoadedOnce,
     is_awaited,
     nothing_to_run,
 )
@@ -132,6 +133,7 @@ class DistributedMagics(Magics):
         self._undo = ExitStack()
         Completion(shell, self.session, self.toggle, self._undo)
         self.hints = Hints(shell, self.session, self.toggle, self._undo)
+        LoadedOnce(shell, self._undo)
         kernel = getattr(shell, "kernel", None)
         if kernel is not None:
             AwaitedMagics(shell, self._undo)
