@@ -369,6 +369,13 @@ class CellRun:
             f"given to keep come back; {label(kept)} will keep all variables"
         )
 
+    @property
+    def next_press(self) -> str:
+        """What the next interrupt does; "" before the first one, and after the second."""
+        if not self.presses or self._killed or not self.pending:
+            return ""
+        return self._what_comes("by the next interrupt")
+
     def interrupt(self) -> None:
         self._interrupts += 1
         self._connection.send(self.pending, Interrupt(self.cell))

@@ -109,6 +109,10 @@ class Shown(Protocol):
     def press(self) -> None:
         """Handles an interrupt of the user."""
 
+    @property
+    def next_press(self) -> str:
+        """What the next interrupt does, in words; "" where there is nothing to say."""
+
 
 class Connection:
     """A set of ranks, up and reachable once :meth:`start` has returned, and their ``roster``."""

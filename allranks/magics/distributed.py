@@ -45,6 +45,7 @@ from allranks.magics.shell import (
     CellReplies,
     Completion,
     EveryCell,
+    LoadedOnce,
     is_awaited,
     nothing_to_run,
 )
@@ -128,9 +129,11 @@ class DistributedMagics(Magics):
         self.by_dist_init: Cluster | None = None
         """The ranks that nbdistributed's magic has started."""
         self.toggle = EveryCell(shell)
+        self.session.which_cells = self.toggle.text
         self._undo = ExitStack()
         Completion(shell, self.session, self.toggle, self._undo)
         self.hints = Hints(shell, self.session, self.toggle, self._undo)
+        LoadedOnce(shell, self._undo)
         kernel = getattr(shell, "kernel", None)
         if kernel is not None:
             AwaitedMagics(shell, self._undo)

@@ -106,9 +106,9 @@ class Hints:
             have = "has" if len(found) == 1 else "have"
             imported = f"{name} is a module that {ranks} {have} imported"
             return f"{imported}, and not the notebook. {_import(module, name)}"
-        pull = f"{name} = %distributed pull {name}"
-        copies = f"copy it, a value for each rank: {pull}"
-        return f"{name} exists on {ranks}: {begin}, or {copies}"
+        some = _option(sorted(found)) if len(found) < self._session.running.size else ""
+        copies = f"copy it, a value for each rank: {name} = %distributed pull {name}{some}"
+        return f"{name} exists on {ranks}: {begin}{some}, or {copies}"
 
     def explain(self, error: CellFailed, ran: Iterable[int]) -> None:
         """Adds to a failed cell of the ranks where the names are that it has not found."""
@@ -164,6 +164,10 @@ def _import(module: str, name: str) -> str:
     return f"Begin the cell with: import {module}{known}"
 
 
+def _option(ranks: list[int]) -> str:
+    return f" -r {compact(ranks, '-').replace(' ', '')}"
+
+
 def _to_ranks(name: str, value: Any, ranks: list[int], here: str) -> str:
     made = value if isinstance(value, FunctionType) else type(value)
     if str(made.__module__).startswith(_OF_NOTEBOOK):
@@ -176,7 +180,7 @@ def _to_ranks(name: str, value: Any, ranks: list[int], here: str) -> str:
     nbytes = sent_nbytes(value)
     if nbytes is None:
         return f"{name} exists in the notebook, and cannot be copied to the ranks. {here}"
-    some = f" -r {compact(ranks, '-').replace(' ', '')}" if ranks else ""
+    some = _option(ranks) if ranks else ""
     each = f" ({size_text(nbytes)} each)" if nbytes >= _LARGE_NBYTES else ""
     copy = f"To copy it to the ranks{each}: %distributed push {name}{some}"
     # Where every cell runs on the ranks, this one may be meant for the notebook.

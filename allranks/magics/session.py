@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import lru_cache, partial
@@ -33,6 +33,8 @@ class Session:
         #: The cells of the notebook that have ended.
         self.past = CellHistory()
         self._default = self._asked = DEFAULT
+        #: A sentence about the cells that run on the ranks; "" where no command has chosen them.
+        self.which_cells: Callable[[], str] = str
         #: How many ranks started last on this machine, without a choice of GPUs.
         self._last_size: int | None = None
 
@@ -78,7 +80,8 @@ class Session:
         self._have(cluster)
         if self._is_here(wanted):
             self._last_size = cluster.size
-        print(start_text(cluster, time.monotonic() - started, again=lost, as_before=as_before))
+        line = start_text(cluster, time.monotonic() - started, again=lost, as_before=as_before)
+        print(_with_names(line + self.which_cells()))
         for line in self.hooks.start_texts(dict(wanted.settings)):
             print(for_screen(line))
         self._show_news(cluster)
@@ -92,7 +95,7 @@ class Session:
         before = self.running
         cluster = self.cluster(options)
         if cluster is before:
-            print(_with_names(f"allranks already runs {_place(cluster)}."))
+            print(_with_names(f"allranks already runs {_place(cluster)}.{self.which_cells()}"))
 
     def _make(self, wanted: ClusterOptions) -> Cluster:
         cluster = wanted.make(Cluster)
@@ -194,7 +197,7 @@ def start_text(
 ) -> str:
     what = "started again" if again else "started"
     count = ", as many as before" * as_before
-    return _with_names(f"allranks {what} {_place(cluster)} in {seconds:.1f} s{count}.")
+    return f"allranks {what} {_place(cluster)} in {seconds:.1f} s{count}."
 
 
 def _place(cluster: Cluster) -> str:

@@ -3,6 +3,7 @@
 When it is unloaded, an ``ExitStack`` undoes the changes.
 
 - `EveryCell`: ``%distributed on`` sends every following cell to the ranks, until ``off``.
+- `LoadedOnce`: ``%load_ext allranks`` prints nothing where allranks is loaded.
 - `AwaitedMagics`: widgets react while a cell runs, because IPython awaits our cell magics.
 - `CellReplies`: the kernel replies to a cell that was interrupted just before or after its code.
 - `BusyStatus`: the kernel stays busy while a cell runs.
@@ -70,6 +71,11 @@ class EveryCell:
             self._shell.input_transformers_cleanup.append(self._send)
             vars(self._manager)["check_complete"] = self._check_complete
             self.is_on = True
+
+    def text(self) -> str:
+        """Returns a sentence about the cells that run on the ranks, where `on` has chosen them."""
+        chosen = self.is_on and not self.is_kernel
+        return " Every cell runs on them, until: %distributed off" if chosen else ""
 
     def every_cell(self) -> None:
         # Also those that begin with IPython's own magics.
@@ -155,6 +161,25 @@ def _replace(undo: ExitStack, target: object, name: str, value: object) -> None:
     # On the instance: until then its class has what is replaced.
     setattr(target, name, value)
     undo.callback(delattr, target, name)
+
+
+_LOAD = re.compile(r"^(\s*)(?=get_ipython\(\)\.run_line_magic\('load_ext', 'allranks'\)\s*$)")
+_UNLESS_LOADED = r"\1if 'allranks' not in get_ipython().extension_manager.loaded: "
+
+
+class LoadedOnce:
+    """Skips ``%load_ext allranks`` where allranks is loaded.
+
+    IPython prints how to reload it there, above what the rest of the cell says of the ranks.
+    """
+
+    def __init__(self, shell: InteractiveShell, undo: ExitStack) -> None:
+        _append(undo, shell.input_transformers_post, self._transform)
+
+    @staticmethod
+    def _transform(lines: list[str]) -> list[str]:
+        # Decided when the line runs: a line above it may unload the extension.
+        return [_LOAD.sub(_UNLESS_LOADED, line) for line in lines]
 
 
 class AwaitedMagics:

@@ -80,7 +80,7 @@ def test_an_average_of_integers_says_that_it_is_cut_and_a_script_may_init_and_sh
     cells = [notebook.on_ranks("allreduce(rank)") for _ in range(2)]
     for cell in cells:
         assert "ranks 0–3 → 1" in cell.text, cell.text
-    said = "averages by default, and the average of integers is truncated towards zero"
+    said = "averages by default, and an average of integers that is not an integer is truncated"
     assert [said in cell.text and "pass op=Sum" in cell.text for cell in cells] == [True, False]
     assert notebook.on_ranks("init()\nallreduce(kept)\nshutdown()").status == "ok"
     check_correct(notebook)

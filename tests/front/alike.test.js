@@ -1,7 +1,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
-import { alike, mean } from "../../allranks/widgets/front/alike.js";
+import { alike, mean, rowName } from "../../allranks/widgets/front/alike.js";
 
 const rows = (count, of) => [...Array(count).keys()].map((rank) => ({ rank, seconds: of(rank) }));
 const groups = (found) => found.map((group) => group.map(({ rank }) => rank));
@@ -25,4 +25,8 @@ test("where too many rows are left, larger differences count as none", () => {
   assert.ok(found.length <= 16);
   assert.equal(found.flat().length, 64);
   assert.equal(mean([1, 2, 6]), 3);
+});
+
+test("a row of several ranks says that it has their means", () => {
+  assert.deepEqual([[3], [0, 2, 3, 4]].map(rowName), ["rank 3", "ranks 0, 2–4, mean"]);
 });

@@ -1,8 +1,19 @@
 import assert from "node:assert/strict";
-import { test } from "node:test";
+import { beforeEach, test } from "node:test";
 
 import * as inCells from "../../allranks/features/toolbar/labextension/static/cells.js";
 import { makeNotebookRanks } from "../../allranks/features/toolbar/labextension/static/notebook_ranks.js";
+
+// As in a tab of a browser.
+const kept = new Map();
+Object.defineProperty(globalThis, "sessionStorage", {
+  value: {
+    getItem: (key) => kept.get(key) ?? null,
+    setItem: (key, value) => kept.set(key, value),
+    removeItem: (key) => kept.delete(key),
+  },
+});
+beforeEach(() => kept.clear());
 
 const signal = () => ({ connect: () => {}, disconnect: () => {} });
 
@@ -15,7 +26,7 @@ class Signal {
 /** Returns the ranks of a notebook whose cells are in these states, what the kernel gets, and how often it is interrupted. */
 const notebook = (...states) => notebookOf(states.map((executionState) => ({ executionState })));
 
-const notebookOf = (cells) => {
+const notebookOf = (cells, path = "a.ipynb") => {
   const sent = [], interrupts = [];
   const comm = { send: (data) => sent.push(data), dispose: () => {} };
   const kernel = { name: "python3", createComm: () => comm, interrupt: () => interrupts.push("kernel") };
@@ -23,7 +34,7 @@ const notebookOf = (cells) => {
     statusChanged: signal(), kernelChanged: signal(), iopubMessage: signal(), ready: new Promise(() => {}), session: { kernel },
   };
   const NotebookRanks = makeNotebookRanks({ Signal, ...inCells });
-  const ranks = new NotebookRanks({ sessionContext, disposed: signal(), model: { cells } }, {}, () => true);
+  const ranks = new NotebookRanks({ path, sessionContext, disposed: signal(), model: { cells } }, {}, () => true);
   ranks.connect(kernel);
   return { ranks, sent, interrupts };
 };
@@ -90,6 +101,17 @@ test("a cell lacks the ranks that ended with their kernel until others run", () 
   ranks.take({ size: 0, every_cell: false }); // stopped by the user
   ranks.forget();
   assert.deepEqual(lacks(), [false, false, false]);
+});
+
+test("a page that is loaded again knows the ranks that ended with their kernel, until others run", () => {
+  const lacks = (path) => notebookOf([cell("print(rank)")], path).ranks.lacksRanks(NAME_ERROR);
+  const ranks = ranksOf();
+  ranks.take({ size: 4, every_cell: true });
+  ranks.forget();
+  assert.deepEqual([lacks("a.ipynb"), lacks("b.ipynb")], [true, false]);
+  assert.equal(ranksOf().startLines, "%load_ext allranks\n%distributed start -n 4\n%distributed on");
+  ranksOf().take({ size: 2, every_cell: false });
+  assert.equal(lacks("a.ipynb"), false);
 });
 
 test("where not every cell ran on the ranks, a cell of the notebook may start them again", () => {

@@ -86,6 +86,9 @@ def test_the_text_names_values_and_the_straggler():
     assert re.match(r"ranks 0–1: finished, \d", said)
     assert re.search(r"loss +10 +2\.404 +1\.904 +2\.904 +1\.904 +2\.904$", said, re.MULTILINE)
     assert "rank 0 came last in 50 of 50 calls: the others together waited 500 ms for it" in said
+    # The seconds of a rank are its own, those of a call the mean of the ranks.
+    assert re.search(r"^  rank 1 +50 +500 ms +100 ms$", said, re.MULTILINE)
+    assert re.search(r" calls +mean waiting +mean transfer +busbw +best$", said, re.MULTILINE)
     assert re.search(r"allreduce g +50 × 1 kB +250 ms +100 ms +500 kB/s", said)
 
 
@@ -96,7 +99,7 @@ def test_tables_of_many_ranks_have_a_row_for_those_that_hardly_differ():
         made.take(Timings(rank, 1, (totals(50, wait, 0.4, {1: (50, wait)}),)), [])
     made.end()
     said = text(made)
-    assert re.search(r"^  ranks 0, 2–63 +50 +2 s +400 ms$", said, re.MULTILINE)
+    assert re.search(r"^  ranks 0, 2–63, mean +50 +2 s +400 ms$", said, re.MULTILINE)
     assert re.search(r"^  rank 1 +50 +100 ms +400 ms$", said, re.MULTILINE)
 
 

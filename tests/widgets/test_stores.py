@@ -171,7 +171,7 @@ def test_a_heading_counts_the_ranks_and_says_for_whom_they_wait():
         said = f"{4 - rank} {'waits' if rank == 3 else 'wait'} for rank 1"
         tiles.take(Pulse(rank, 1, "waiting in barrier() for rank 1", "In[1]:2", 1 << 20, 5, 0))
         assert tiles.said() == f"{rank} running, {said}"
-    tiles.take(Pulse(3, 1, "waiting for what is typed", "In[1]:2", 1 << 20, 5, 0))
+    tiles.take(Pulse(3, 1, "waiting for input", "In[1]:2", 1 << 20, 5, 0))
     assert tiles.said() == "2 running, 1 waits for rank 1, 1 waiting"
     for rank in range(4):
         tiles.left(rank, "ok")

@@ -39,6 +39,9 @@ first rank the number of complete exchanges between all hosts."""
 SILENT, ENDED = 1, 2
 """How a host was lost: it does not answer, or its first rank has ended."""
 ANSWERED, TICKET, EDGE, BEAT, PID, CLOSED, ASKING, IDLE = range(16, 24)
+INPUT, PAUSE = 1, 2
+ASKS = ("", "waiting for input", "paused in the debugger")
+"""What a rank does that waits for a person, by its word `ASKING`."""
 PORTS, REQUEST, RENEWING = 24, 25, 26
 """The ports on which the rank's MPI listens, 16 bits each; the last request of a client that has
 failed there, or was not run, as `RankState.request` has it; the epoch + 1 from which the rank waits
@@ -422,9 +425,9 @@ class RankState:
     def begin(self) -> None:
         self.enter(PROCESS.name, None, PROCESS.number)
 
-    def asks(self, person: bool, doing: str) -> None:
-        self.doing = doing if person else ""
-        self.board.put(ASKING, int(person))
+    def asks(self, asking: int) -> None:
+        self.doing = ASKS[asking]
+        self.board.put(ASKING, asking)
 
     def leave(self, reason: str, failed: bool, where: str, *, gone: bool = False) -> None:
         self._gone = gone

@@ -67,7 +67,7 @@ class Late:
     asks: bool = False
     """Whether this rank asks it."""
     reported_asking: tuple[int, ...] = ()
-    """The ranks that were last reported as waiting for input."""
+    """The ranks that were last reported as waiting for a person."""
 
 
 class Watch:
@@ -264,14 +264,16 @@ class Watch:
             what = (
                 f"has moved no data for {waited:.0f} s; {label(missing)} {have} not finished either"
             )
-        if all(own.board.get(rank, fields.ASKING) for rank in missing):
-            # A rank at an input prompt is not late: it is reported once.
+        asking = {own.board.get(rank, fields.ASKING) for rank in missing}
+        if all(asking):
+            # A rank that waits for a person is not late: it is reported once.
             late.notice_after = waited + own.late_seconds
             if missing == late.reported_asking:
                 return
             late.reported_asking = missing
             are = "is" if len(missing) == 1 else "are"
-            what = f"waits for {label(missing)}, which {are} waiting for input"
+            doing = " or ".join(fields.ASKS[one] for one in sorted(asking))
+            what = f"waits for {label(missing)}, which {are} {doing}"
         else:
             late.notice_after *= 2
         if not self._reports_late(call, missing):

@@ -49,8 +49,8 @@ _LINE = 64
 _SINGLE_COPIES = 8
 """The most arrays on a GPU that are copied one by one, as in cupy's ``concatenate``."""
 _TRUNCATION_HINT = (
-    "{} averages by default, and the average of integers is truncated towards zero. For the "
-    "sum, pass op=Sum; for the exact average, pass floats."
+    "{} averages by default, and an average of integers that is not an integer is truncated "
+    "towards zero. For the sum, pass op=Sum; for the exact average, pass floats."
 )
 
 

@@ -790,6 +790,8 @@ def _found() -> World | None:
 class scope:
     """The cell of a rank, as an engine sees it: enter before a cell, leave after it."""
 
+    INPUT, PAUSE = fields.INPUT, fields.PAUSE
+
     @staticmethod
     def enter(name: str, ranks: tuple[int, ...] | None = None, number: int = 1) -> None:
         """This rank starts a cell.
@@ -830,6 +832,10 @@ class scope:
         this.leave(reason, failed=True, where="")
 
     @staticmethod
-    def asks(person: bool, doing: str = "waiting for what is typed") -> None:
-        """Publishes whether this rank waits for a person: then it is not reported as late."""
-        current().asks(person, doing)
+    def asks(asking: int) -> None:
+        """Publishes whether this rank waits for a person: then it is not reported as late.
+
+        Args:
+            asking: `INPUT`, `PAUSE`, or 0 if it does not.
+        """
+        current().asks(asking)

@@ -35,7 +35,6 @@ _READY_SECONDS = 120.0
 #: An expression that the user evaluates can keep a rank from leaving its pause.
 _RESUME_SECONDS = 2.0
 _WATCH_SECONDS = 0.05
-_PAUSED = "paused in the debugger"
 
 
 class RankDebugger(RankFeature):
@@ -135,7 +134,7 @@ class RankDebugger(RankFeature):
                 return
             self._paused = thread
             self._resumed.clear()
-            scope.asks(True, _PAUSED)
+            scope.asks(scope.PAUSE)
             self._rank.wire.send_output()
             self._send_event(event)
         elif event["event"] == "continued":
@@ -147,7 +146,7 @@ class RankDebugger(RankFeature):
 
     def _resume(self) -> None:
         self._paused = 0
-        scope.asks(False)
+        scope.asks(0)
         self._resumed.set()
         if self._again:
             self._again = False

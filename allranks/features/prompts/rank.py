@@ -132,11 +132,11 @@ class RankPrompts(RankFeature):
 @contextmanager
 def _shown_as_asking() -> Iterator[None]:
     # Ranks that wait for this one report that it waits for input.
-    scope.asks(True)
+    scope.asks(scope.INPUT)
     try:
         yield
     finally:
-        scope.asks(False)
+        scope.asks(0)
 
 
 FEATURE = RankPrompts

@@ -32,8 +32,11 @@ def summary(statuses: Sequence[RankStatus]) -> str:
 
 
 def are_busy(statuses: Sequence[RankStatus]) -> bool:
-    """Whether some rank runs a cell, or a request of any client."""
-    return any(one.state.startswith(("running", "waiting ", "at ")) for one in statuses)
+    """Whether some rank runs a cell, or a request of any client.
+
+    A rank that computes in C is silent.
+    """
+    return any(one.state.startswith(("running", "waiting ", "at ", "silent")) for one in statuses)
 
 
 def rows(statuses: Sequence[RankStatus]) -> list[dict[str, Any]]:

@@ -18,7 +18,7 @@ from IPython.core.getipython import get_ipython
 from allranks import own_files
 from allranks.cluster import cluster
 from allranks.cluster.cluster import Cluster
-from allranks.cluster.failures import ending, read_statuses
+from allranks.cluster.failures import RankStatus, ending, read_statuses
 from allranks.cluster.features import AskingFeature, ClusterContext
 from allranks.features.toolbar import groups
 from allranks.records import requests
@@ -54,6 +54,8 @@ class Toolbar(AskingFeature):
         self._pending: set[str] = set()
         #: The last question of each kind, to which answers may still come.
         self._open: dict[str, int] = {}
+        #: Whether the page has interrupted requests of clients that may still run.
+        self.has_interrupted = False
         #: How many ranks are being started, as long as none runs.
         self.starting = 0
         #: By rank and process, how it has ended. The notebook itself may look at this later.
@@ -140,6 +142,8 @@ def _asked(message: dict[str, Any]) -> None:
     elif (rank := wanted_log(message, running.size)) is not None:
         _ask_log(toolbar, running, rank)
     elif wants_interrupt(message):
+        # The interrupts of a cell are counted by its run.
+        toolbar.has_interrupted = not running.roster.busy
         running.interrupt()
     elif wants_variables(message):
         toolbar.ask_all(running, "variables", _send_variables, _VARIABLES_SECONDS)
@@ -222,12 +226,31 @@ def _send_state(running: Cluster, answers: dict[int, dict[str, Any]]) -> None:
             "hosts": list(dict.fromkeys(one.host for one in ranks)),
             "summary": groups.summary(ranks),
             "rows": groups.rows(ranks),
-            # A rank that computes in C is silent.
             "is_busy": running.roster.busy or groups.are_busy(ranks) or _awaits_answers(running),
+            "interrupt": _next_interrupt(running, toolbar, ranks),
             "is_paused": any(one.state == "paused in the debugger" for one in ranks),
             "logs": running.log_dir,
             **_where_cells_run(),
         }
+    )
+
+
+def _next_interrupt(running: Cluster, toolbar: Toolbar | None, ranks: Sequence[RankStatus]) -> str:
+    """Returns what another interrupt does where one has not ended everything; else ""."""
+    if running.roster.busy:
+        run = running.cells.connection.run
+        return "" if run is None else run.next_press
+    silent = [one.rank for one in ranks if one.state == "silent"]
+    if toolbar is None or not toolbar.has_interrupted:
+        return ""
+    toolbar.has_interrupted = bool(silent)
+    if not silent:
+        return ""
+    does, it, its = ("does", "it", "its") if len(silent) == 1 else ("do", "they", "their")
+    return (
+        f"{label(silent)} {does} not react to the interrupt: {it} may be in a call that does not "
+        f"return to Python, which another interrupt does not end either. To end {label(silent)} "
+        f'with {its} variables, type: ranks.client().send_signal("SIGKILL", targets={silent})'
     )
 
 

@@ -155,18 +155,24 @@ def alike(
     return groups
 
 
+def row_name(ranks: Sequence[int]) -> str:
+    """Returns the name of a row: its ranks, and that its values are their means."""
+    return f"{label(ranks)}{', mean' * (len(ranks) > 1)}"
+
+
 def rank_table(timings: TimingTable) -> Table:
     rows = timings.by_rank()
     told = []
     for group in alike(rows, _TABLE_RANKS, lambda row: (row.wait_seconds, row.transfer_seconds)):
         calls = max(row.calls for row in group)
         means = (fmean(row.wait_seconds for row in group), fmean(r.transfer_seconds for r in group))
-        told.append([label(row.rank for row in group), f"{calls:,}", *map(seconds, means)])
+        name = row_name([row.rank for row in group])
+        told.append([name, f"{calls:,}", *map(seconds, means)])
     return Table("communication", ["", "calls", "waiting", "transfer"], told, straggler(timings))
 
 
 def call_table(timings: TimingTable) -> Table:
-    # The costliest call first; seconds are means over ranks.
+    # The costliest call first.
     rows = timings.by_call()
     told = [
         [
@@ -179,7 +185,8 @@ def call_table(timings: TimingTable) -> Table:
         ]
         for row in rows[:_TABLE_CALLS]
     ]
-    head = ["", "calls", "waiting", "transfer", "busbw", "best"]
+    # Of all these calls together.
+    head = ["", "calls", "mean waiting", "mean transfer", "busbw", "best"]
     more = f"{len(rows) - _TABLE_CALLS} more kinds of calls" if len(rows) > _TABLE_CALLS else ""
     return Table("", head, told, more)
 
@@ -246,7 +253,7 @@ def _time_table(title: str, every: Sequence[_TimeRow]) -> Table:
     whys = any(why for *_, why in rows)
     told = [
         [
-            label(ranks),
+            row_name(ranks),
             seconds_like(sum(sums), most),
             *(seconds_like(sums[kind], most) for kind in kinds),
             *([why] if whys else []),

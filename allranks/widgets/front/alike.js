@@ -1,5 +1,7 @@
 // Rows of many ranks: those whose values hardly differ are one row.
 
+import { formatRanks } from "./format.js";
+
 // The greatest value has so many parts; fewer where too many rows would be left.
 const FINENESS = [50, 10, 4];
 
@@ -28,3 +30,10 @@ export function alike(rows, most, valuesOf, wordsOf = () => "") {
 
 /** @param {number[]} values */
 export const mean = (values) => values.reduce((a, b) => a + b, 0) / values.length;
+
+/**
+ * The name of a row: its ranks, and that its values are their means.
+ *
+ * @param {number[]} ranks
+ */
+export const rowName = (ranks) => formatRanks(ranks) + (ranks.length > 1 ? ", mean" : "");

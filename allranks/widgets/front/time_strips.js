@@ -1,6 +1,6 @@
 // The strips on a canvas, and beside each what it comes to; a part of the time is looked at closer.
 
-import { alike, mean } from "./alike.js";
+import { alike, mean, rowName } from "./alike.js";
 import { blank, ticks } from "./chart.js";
 import { isDark, make, put, putHtml } from "./elements.js";
 import { formatLabels, formatNumber, formatRanks, formatSeconds, formatSecondsLike } from "./format.js";
@@ -380,7 +380,7 @@ export class TimePanel {
     const most = Math.max(...rows.map(([, sums]) => sum(sums)));
     const kinds = PALETTE.kinds.map((_, kind) => kind).filter((kind) => rows.some(([, sums]) => sums[kind] > 0));
     const head = ["rank", "all", ...kinds.map((kind) => PALETTE.kinds[kind]), "for whom, and what"].map((text) => make("th", { scope: "col" }, text));
-    const body = rows.map(([ranks, sums, why]) => make("tr", {}, make("th", { scope: "row" }, formatRanks(ranks)),
+    const body = rows.map(([ranks, sums, why]) => make("tr", {}, make("th", { scope: "row" }, rowName(ranks)),
       ...[sum(sums), ...kinds.map((kind) => sums[kind])].map((value) => make("td", {}, formatSecondsLike(value, most))), make("td", {}, why)));
     const whys = rows.some(([, , why]) => why);
     if (!whys) {

@@ -1,12 +1,14 @@
 // Communication: waiting against transfer for each rank, the straggler, and every kind of call.
 
-import { alike, mean } from "./alike.js";
+import { alike, mean, rowName } from "./alike.js";
 import { make, part, put, shape } from "./elements.js";
-import { formatBandwidth, formatBytes, formatRanks, formatSeconds } from "./format.js";
+import { formatBandwidth, formatBytes, formatSeconds } from "./format.js";
 
 const MANY_ROWS = 16;
 /** @type {Record<string, string>} */
 const EXPLAINED = {
+  "mean waiting": "of all these calls together, the mean of the ranks",
+  "mean transfer": "of all these calls together, the mean of the ranks",
   busbw: "bus bandwidth, as in nccl-tests: the bytes a second on the link of a rank, to compare with the most that the link can do",
   best: "busbw of the fastest call",
 };
@@ -46,7 +48,7 @@ export class TimingsPanel {
     put(this.whole, `of a cell of ${formatSeconds(most)}`);
     const groups = alike(timings.ranks, MANY_ROWS, (row) => [row.wait_seconds, row.transfer_seconds]);
     this.bars.replaceChildren(...groups.map((rows) => {
-      const ranks = rows.map(({ rank }) => rank), who = formatRanks(ranks), calls = Math.max(...rows.map((row) => row.calls));
+      const ranks = rows.map(({ rank }) => rank), who = rowName(ranks), calls = Math.max(...rows.map((row) => row.calls));
       const wait = mean(rows.map((row) => row.wait_seconds)), transfer = mean(rows.map((row) => row.transfer_seconds));
       const bar = make("div", { className: "ar-track" }, part("wait", wait / most), part("transfer", transfer / most));
       const words = `${formatSeconds(wait)} + ${formatSeconds(transfer)}`;
@@ -62,7 +64,7 @@ export class TimingsPanel {
 
   /** @param {import("./types").CallRow[]} calls */
   drawTable(calls) {
-    const head = make("tr", {}, ...["call", "name", "dtype", "size", "calls", "waiting", "transfer", "busbw", "best"]
+    const head = make("tr", {}, ...["call", "name", "dtype", "size", "calls", "mean waiting", "mean transfer", "busbw", "best"]
       .map((text) => make("th", { scope: "col", ...(text in EXPLAINED && { title: EXPLAINED[text] }) }, text)));
     // Each call stays where it has come first: the costliest may be another one in a moment.
     for (const call of calls) if (!this.places.has(keyOf(call))) this.places.set(keyOf(call), this.places.size);

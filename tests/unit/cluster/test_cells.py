@@ -176,9 +176,15 @@ class InterruptedCell:
 
 def test_the_second_interrupt_kills_only_the_ranks_that_have_not_left_the_cell():
     cell = InterruptedCell()
+    assert cell.run.next_press == ""
     cell.run.press()
     cell.run.take(reply(0, "error", "ValueError"), [])
+    assert cell.run.next_press == (
+        "ranks 1–2 will be killed by the next interrupt and replaced: of their variables, only "
+        "those given to keep come back; ranks 0, 3 will keep all variables"
+    )
     cell.run.press()
+    assert cell.run.next_press == ""
     assert (cell.ended, cell.closed) == ([1, 2], False)
     cell.die(1, 2)
     assert cell.run.pending == ()

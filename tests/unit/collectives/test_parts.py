@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,10 +14,13 @@ from allranks.collectives.calls import call
 from allranks.collectives.calls.call import LONGEST_SLEEP, Cut, Pause, cut
 from allranks.collectives.calls.rank_state import (
     ANSWERED,
+    ASKING,
     BROKE,
     BROKEN,
     ENTERED,
     FAILED,
+    INPUT,
+    PAUSE,
     PID,
     REQUEST,
     TICKET,
@@ -214,6 +218,31 @@ def test_a_deadlock_told_while_a_rank_leaves_is_no_departure():
     world.scope = Scope("this cell", 5, None)
     with pytest.raises(CollectiveMismatch, match=r"^ranks 0–1 wait"):
         Watch(world)._left(Waiting(), (1,))
+
+
+@pytest.mark.parametrize(
+    ("asking", "doing"),
+    [
+        ((INPUT,), "rank 1, which is waiting for input:"),
+        ((PAUSE,), "rank 1, which is paused in the debugger:"),
+        ((PAUSE, INPUT), "ranks 1–2, which are waiting for input or paused in the debugger:"),
+    ],
+)
+def test_ranks_that_wait_for_a_person_are_reported_with_what_they_do(asking, doing):
+    pages, said = mmap.mmap(-1, Board.nbytes(3)), []
+    state = RankState(0, (0, 0, 0), Board(pages, (0, 1, 2), 0))
+    state.notice = said.append
+    for rank, word in enumerate(asking, 1):
+        Board(pages, (0, 1, 2), rank).put(ASKING, word)
+    call = SimpleNamespace(
+        moving=False,
+        reports_late=lambda: True,
+        spec=SimpleNamespace(title="barrier"),
+        site="f.py:2",
+    )
+    missing = tuple(range(1, 1 + len(asking)))
+    Watch(state)._report_late(call, missing, waited=1.0)
+    assert said[0].startswith(f"barrier at f.py:2 waits for {doing}")
 
 
 def test_a_rank_that_does_not_answer_may_be_on_a_host_that_cannot_be_reached():

@@ -32,7 +32,7 @@ def page(monkeypatch: pytest.MonkeyPatch) -> Any:
         log_dir="logs",
         interrupts=[],
         cells=SimpleNamespace(
-            connection=SimpleNamespace(unanswered=lambda _: waits),
+            connection=SimpleNamespace(unanswered=lambda _: waits, run=None),
             hooks=SimpleNamespace(replaces_ranks="%distributed heal"),
         ),
     )
@@ -78,12 +78,35 @@ def test_ranks_are_busy_with_what_no_cell_of_the_notebook_waits_for(page: Any, s
     assert page.state("idle", state)["is_busy"]
 
 
-def test_ranks_that_compute_in_c_are_busy_as_long_as_an_answer_is_missing(page: Any) -> None:
-    assert not page.state("idle")["is_busy"]
+def test_ranks_are_busy_as_long_as_an_answer_is_missing_of_a_request_or_of_their_state(
+    page: Any,
+) -> None:
+    assert not page.state("idle", "idle")["is_busy"]
     page.waits.append("engine 1")
+    assert page.state("idle", "idle")["is_busy"]
+    page.waits.clear()
+    # As while a rank computes in C, also after an interrupt, when no client waits for it any more.
     assert page.state("idle")["is_busy"]
 
 
 def test_the_page_can_interrupt_what_ranks_do(page: Any) -> None:
     notebook._asked({"content": {"data": {"interrupt": True}}})
     assert page.ranks.interrupts == ["ranks"]
+
+
+def test_a_rank_that_does_not_react_to_an_interrupt_is_named_with_what_ends_it(page: Any) -> None:
+    assert page.state("idle")["interrupt"] == ""
+    notebook._asked({"content": {"data": {"interrupt": True}}})
+    said = page.state("idle")["interrupt"]
+    assert said.startswith("rank 1 does not react to the interrupt")
+    assert said.endswith('ranks.client().send_signal("SIGKILL", targets=[1])')
+    # It has reacted, and then computes in C again.
+    assert page.state("idle", "idle")["interrupt"] == ""
+    assert page.state("idle")["interrupt"] == ""
+
+
+def test_the_page_says_what_the_next_interrupt_of_a_cell_does(page: Any) -> None:
+    page.ranks.roster.reserved = True
+    assert page.state("running", "running")["interrupt"] == ""
+    page.ranks.cells.connection.run = SimpleNamespace(next_press="rank 1 will be killed")
+    assert page.state("idle", "running")["interrupt"] == "rank 1 will be killed"

@@ -14,6 +14,7 @@ const { makeNotebookRanks } = await load("notebook_ranks.js");
 const signal = () => ({ connect: () => {}, disconnect: () => {} });
 const style = { toggle: () => {}, add: () => {} };
 const made = () => ({ classList: style, append: () => {}, setAttribute: () => {}, replaceChildren: () => {}, matches: () => false });
+Object.defineProperty(globalThis, "sessionStorage", { value: { getItem: () => null, setItem: () => {}, removeItem: () => {} } });
 globalThis.document = { createElement: made, activeElement: null, hidden: true };
 
 class Signal {

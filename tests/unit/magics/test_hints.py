@@ -129,7 +129,7 @@ def session():
             raise AllranksError("they do not answer")
         if source == "interrupted":
             raise KeyboardInterrupt
-        ranks = {"model": (2,), "np": (0, 1, 2)}.get(source, ())
+        ranks = {"model": (2,), "x": (0, 1, 2), "np": (0, 1, 2)}.get(source, ())
         return {rank: {"module": "numpy" if source == "np" else ""} for rank in ranks}
 
     return SimpleNamespace(running=None, hooks=SimpleNamespace(command=find))
@@ -152,10 +152,15 @@ def test_a_name_that_each_rank_has_is_named_in_the_notebook_without_ranks(shell)
 
 @pytest.mark.usefixtures("loaded")
 def test_a_variable_of_ranks_is_named_with_those_that_have_answered(shell, session):
-    session.running = object()
+    session.running = SimpleNamespace(size=3)
+    assert shell.fails("x") == (
+        "name 'x' is not defined\nx exists on ranks 0–2: begin the cell with %%distributed, "
+        "or copy it, a value for each rank: x = %distributed pull x"
+    )
     assert shell.fails("model") == (
-        "name 'model' is not defined\nmodel exists on rank 2: begin the cell with %%distributed, "
-        "or copy it, a value for each rank: model = %distributed pull model"
+        "name 'model' is not defined\n"
+        "model exists on rank 2: begin the cell with %%distributed -r 2, "
+        "or copy it, a value for each rank: model = %distributed pull model -r 2"
     )
     # A module cannot be copied.
     assert shell.fails("np.ones(3)") == (

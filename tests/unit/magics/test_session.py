@@ -4,6 +4,7 @@ import inspect
 from types import SimpleNamespace
 
 import pytest
+from IPython.core.interactiveshell import InteractiveShell
 
 from allranks.cluster.cluster import Cluster
 from allranks.cluster.failures import ProcessExit
@@ -12,6 +13,7 @@ from allranks.cluster.options import ClusterOptions
 from allranks.cluster.state import ClusterState
 from allranks.errors import UsageError
 from allranks.magics.session import RanksProxy, Session, short_interrupts
+from allranks.magics.shell import EveryCell
 from allranks.records.wire import Hello
 
 
@@ -80,6 +82,28 @@ def test_a_start_where_ranks_run_says_which_ones_and_what_they_have(monkeypatch,
     # A cell that starts none says nothing.
     session.cluster()
     assert capsys.readouterr().out == ""
+
+
+def test_a_start_says_that_every_cell_runs_on_the_ranks_where_this_is_on(monkeypatch, capsys):
+    monkeypatch.setattr("allranks.magics.session.Cluster", StartedCluster)
+    session, toggle = Session(NotebookHooks(())), EveryCell(InteractiveShell())
+    session.which_cells = toggle.text
+
+    def line(count=4):
+        session.start(ClusterOptions(count))
+        return capsys.readouterr().out.splitlines()[0]
+
+    assert line().endswith(" s.")
+    toggle.on()
+    every = "Every cell runs on them, until: %distributed off"
+    assert line() == f"allranks already runs ranks 0–3 on h1 (CPU, MPI). {every}"
+    session.stop()
+    assert line(None).endswith(f" s, as many as before. {every}")
+    toggle.off()
+    assert line() == "allranks already runs ranks 0–3 on h1 (CPU, MPI)."
+    # A kernel of ranks has no other mode.
+    toggle.every_cell()
+    assert line() == "allranks already runs ranks 0–3 on h1 (CPU, MPI)."
 
 
 class WithVariables(Cluster):

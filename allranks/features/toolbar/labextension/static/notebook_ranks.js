@@ -25,6 +25,7 @@
  * @property {string} summary
  * @property {Row[]} [rows]
  * @property {boolean} [is_busy] whether some rank runs something, also while the notebook's kernel is idle
+ * @property {string} [interrupt] what another interrupt does, where the first one has not ended everything
  * @property {boolean} is_paused
  * @property {string} logs
  * @property {boolean} every_cell
@@ -42,6 +43,15 @@ const MOST_QUIET_MS = 20_000;
 const MOST_ENDING_MS = 5_000;
 /** @type {Pauses} */
 const NO_PAUSES = { pauses: [], shown: null, only: false, notice: "" };
+
+// A new kernel does not know of the ranks that ended with the one before, so the tab of the browser keeps them.
+const lostKey = (/** @type {any} */ context) => `allranks:lost:${context.path}`;
+
+/** @param {any} context @returns {{ size: number, every_cell: boolean } | null} */
+const keptLost = (context) => {
+  const { size, every_cell: everyCell } = JSON.parse(sessionStorage.getItem(lostKey(context)) ?? "{}");
+  return Number.isInteger(size) ? { size, every_cell: Boolean(everyCell) } : null;
+};
 
 const isSize = (/** @type {string} */ options) => /^(-n \d+)?$/.test(options);
 
@@ -74,8 +84,8 @@ export const makeNotebookRanks = (packages) => {
       this.advice = "";
       this.options = "";
       this.offers = false;
-      /** @type {{ size: number, every_cell: boolean } | null} those that ended with their kernel, until others run */
-      this.lost = null;
+      /** @type {{ size: number, every_cell: boolean } | null} those that ended with their kernel, until others run; also in a page that is loaded again */
+      this.lost = keptLost(context);
       /** @type {Variable[]} */
       this.variables = [];
       this.missing = "";
@@ -247,7 +257,10 @@ export const makeNotebookRanks = (packages) => {
 
     forget() {
       this.comm?.dispose();
-      if (this.state?.size) this.lost = this.state;
+      if (this.state?.size) {
+        this.lost = this.state;
+        sessionStorage.setItem(lostKey(this.context), JSON.stringify(this.lost));
+      }
       Object.assign(this, { state: null, comm: null, known: true, doing: "", text: "", variables: [], missing: "" });
       this.debugger = NO_PAUSES;
       this.changed.emit();
@@ -300,7 +313,10 @@ export const makeNotebookRanks = (packages) => {
       if (log) this.showLog(log);
       else if (variables) Object.assign(this, { variables, missing });
       else this.state = state;
-      if (this.size) this.lost = null;
+      if (this.size && this.lost) {
+        this.lost = null;
+        sessionStorage.removeItem(lostKey(this.context));
+      }
       this.changed.emit();
       // Of a page that is loaded while ranks are paused.
       if (state.is_paused && !this.debugger.pauses.length) void this.askDebugger();

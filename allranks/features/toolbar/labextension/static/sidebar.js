@@ -161,6 +161,7 @@ export const makeSidebar = ({ ReactWidget, SidePanel, createElement: h }) => {
           this.button(trans.__("Stop"), "stop"),
           this.button(trans.__("Write the start as the first cell"), "write-start"),
         ),
+        ranks.state?.interrupt && h("p", { role: "status" }, ranks.state.interrupt),
         ranks.state !== null && ranks.size > 0 && h(
           "label", null,
           h("input", {
