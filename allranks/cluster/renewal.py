@@ -104,7 +104,7 @@ class Renewal:
         """Raises UsageError if a rank has not done its part. Ranks may die meanwhile."""
         ranks = self._ranks
         shown, answered = Countdown(_SHOWN_SECONDS), Countdown(2 * _SHOWN_SECONDS)
-        patience, asked, told = Countdown(_PATIENCE_SECONDS), False, False
+        patience, asked, told = Countdown(_PATIENCE_SECONDS), False, 0
         every = range(ranks.size)
         with (
             ranks.inbox.hearing_interrupts(),
@@ -122,9 +122,11 @@ class Renewal:
                     ranks.ask_soon(requests.STATUS, {}, self._take_status, silent)
                 if answered.left() <= 0:
                     self._doing = dict.fromkeys(silent, "") | self._doing
-                if not told and (busy := self._busy(silent)):
-                    told = True
-                    self._tell(f"{self._text(busy)}; {_WAITS}")
+                busy = self._busy(silent)
+                known = [rank for rank in busy if self._doing.get(rank)]
+                if busy and told <= bool(known):  # once more when it is known what a rank does
+                    told = 1 + bool(known)
+                    self._tell(f"{self._text(known or busy)}; {_WAITS}")
                 if patience.left() <= 0 and self._limit is None:
                     self._interrupt(silent)
                 if self._limit is not None and self._limit.left() <= 0:

@@ -33,18 +33,19 @@ def interrupted_in(notebook, source):
         return "time.sleep" in "".join(status)
 
     wait_until(told, lambda: f"where rank 1 sleeps, found {status}")
-    cell = notebook.start_on_ranks("kept").wait_for("the new cell waits for that")
+    # A busy machine may show first that no rank has answered.
+    sleeps = "time.sleep(600); the new cell waits for that, or interrupt"
+    cell = notebook.start_on_ranks("kept").wait_for(sleeps)
     notebook.interrupt()
     assert cell.wait(SETTLED_SECONDS).error_name == "KeyboardInterrupt"
     return status, cell.text
 
 
 def test_the_stop_button_ends_what_a_rank_does_between_two_cells(notebook):
-    status, text = interrupted_in(notebook, "time.sleep(600)")
+    status, _ = interrupted_in(notebook, "time.sleep(600)")
     (line,) = status
     assert "idle" not in line
     assert "time.sleep(600)" in line
-    assert "time.sleep(600); the new cell waits for that, or interrupt" in text
     assert notebook.on_ranks("kept").text == KEPT.format(10)
 
 
@@ -52,7 +53,6 @@ def test_a_rank_that_the_stop_button_cannot_free_is_replaced_and_no_other(notebo
     # As a library's C++ that no signal reaches.
     deaf = "signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals()), time.sleep(600)"
     _, text = interrupted_in(notebook, deaf)
-    assert "time.sleep(600); the new cell waits for that, or interrupt" in text
     shown = re.sub(" +", " ", notebook.on_ranks("globals().get('kept', -1)").text)
     for rank, kept in enumerate((0, -1, 20, 30)):
         assert f"rank {rank} → {kept}" in shown

@@ -53,6 +53,7 @@ class Ranks:
 
     def ask_soon(self, name: str, _: Any, deliver: Callable[[Answer], None], ranks: Any) -> None:
         assert name == requests.STATUS
+        self.deliver = deliver
         for rank in ranks:
             if rank in self.doing:
                 deliver(Answer(2, rank, {"activity": self.doing[rank]}, ""))
@@ -105,6 +106,18 @@ def test_what_ends_within_a_second_is_not_shown(renew):
 def test_a_rank_that_does_not_answer_is_shown_too(renew):
     _, _, told = renew({5: Ranks.answer}, doing={0: WAITS, 2: WAITS})
     assert told == [f"rank 1 has not answered since the last cell; {WAITED_FOR}"]
+
+
+def test_what_a_rank_does_is_shown_also_where_its_answer_comes_late(renew):
+    def tell(ranks):
+        ranks.deliver(Answer(2, 1, {"activity": ENDS_GROUPS}, ""))
+
+    _, _, told = renew({4: tell, 6: Ranks.answer}, doing={})
+    first, second = (f"{text}; {WAITED_FOR}" for text in (
+        "ranks 0–2 have not answered since the last cell",
+        "rank 1 is still ending torch's groups",
+    ))  # fmt: skip
+    assert told == [first, second]
 
 
 def test_an_interrupt_reaches_the_rank_that_is_busy_and_no_other(renew):
