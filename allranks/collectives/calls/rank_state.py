@@ -21,7 +21,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from allranks.collectives.calls.sites import Site, with_source
-from allranks.records.ranks import compact, label
+from allranks.records.ranks import RUNNING, Activity, compact, label
 
 if TYPE_CHECKING:
     from allranks.collectives.calls.call import Call
@@ -330,7 +330,7 @@ class RankState:
         self.late_seconds = 5.0
         self.numbers: Any = None
         """The `InputNumbers` of the cell; None where nothing is to be found out about them."""
-        self.doing = ""
+        self.doing = RUNNING
         self.waits: tuple[float, int] | None = None
         """The start of this rank's wait, by `perf_counter`, and a missing rank."""
         self.failed = False
@@ -422,9 +422,9 @@ class RankState:
     def begin(self) -> None:
         self.enter(PROCESS.name, None, PROCESS.number)
 
-    def asks(self, person: bool, doing: str) -> None:
-        self.doing = doing if person else ""
-        self.board.put(ASKING, int(person))
+    def asks(self, doing: Activity | None) -> None:
+        self.doing = doing or RUNNING
+        self.board.put(ASKING, int(doing is not None))
 
     def leave(self, reason: str, failed: bool, where: str, *, gone: bool = False) -> None:
         self._gone = gone

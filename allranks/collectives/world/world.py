@@ -44,7 +44,7 @@ from allranks.errors import (
     UsageError,
 )
 from allranks.records.deferred import deferred
-from allranks.records.ranks import label
+from allranks.records.ranks import Activity, label
 
 if TYPE_CHECKING:
     from allranks.collectives.mpi.transport import Epochs
@@ -824,6 +824,6 @@ class scope:
         this.leave(reason, failed=True, where="")
 
     @staticmethod
-    def asks(person: bool, doing: str = "waiting for what is typed") -> None:
-        """Publishes whether this rank waits for a person: then it is not reported as late."""
-        current().asks(person, doing)
+    def asks(doing: Activity | None) -> None:
+        """Publishes how this rank waits for a person, and so is not late; None: it goes on."""
+        current().asks(doing)

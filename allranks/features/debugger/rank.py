@@ -20,6 +20,7 @@ from allranks.engine.features import RankContext, RankFeature
 from allranks.engine.interrupts import MAIN_THREAD
 from allranks.errors import RankLeft
 from allranks.features.debugger.records import WAITING, Dap, DebugMessage, DebugSource
+from allranks.records.ranks import Activity
 from allranks.records.wire import Record, RunCell
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ _READY_SECONDS = 120.0
 #: An expression that the user evaluates can keep a rank from leaving its pause.
 _RESUME_SECONDS = 2.0
 _WATCH_SECONDS = 0.05
-_PAUSED = "paused in the debugger"
+_PAUSED = Activity("paused", "paused in the debugger")
 
 
 class RankDebugger(RankFeature):
@@ -135,7 +136,7 @@ class RankDebugger(RankFeature):
                 return
             self._paused = thread
             self._resumed.clear()
-            scope.asks(True, _PAUSED)
+            scope.asks(_PAUSED)
             self._rank.wire.send_output()
             self._send_event(event)
         elif event["event"] == "continued":
@@ -147,7 +148,7 @@ class RankDebugger(RankFeature):
 
     def _resume(self) -> None:
         self._paused = 0
-        scope.asks(False)
+        scope.asks(None)
         self._resumed.set()
         if self._again:
             self._again = False

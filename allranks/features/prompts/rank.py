@@ -25,6 +25,7 @@ from allranks.collectives.calls.sites import CELLS, shown_name
 from allranks.engine.cell import in_rank
 from allranks.engine.features import RankContext, RankFeature
 from allranks.errors import UsageError
+from allranks.records.ranks import Activity
 from allranks.records.wire import Prompt, Record, Typed
 
 #: How often a waiting cell checks for an interrupt.
@@ -132,11 +133,11 @@ class RankPrompts(RankFeature):
 @contextmanager
 def _shown_as_asking() -> Iterator[None]:
     # Ranks that wait for this one report that it waits for input.
-    scope.asks(True)
+    scope.asks(Activity("waiting", "waiting for what is typed"))
     try:
         yield
     finally:
-        scope.asks(False)
+        scope.asks(None)
 
 
 FEATURE = RankPrompts

@@ -55,7 +55,7 @@ class Ranks:
         assert name == requests.STATUS
         for rank in ranks:
             if rank in self.doing:
-                deliver(Answer(2, rank, {"activity": self.doing[rank]}, ""))
+                deliver(Answer(2, rank, {"doing": ["waiting", self.doing[rank]]}, ""))
 
     def send(self, ranks: list[int], record: Any) -> None:
         self.sent.append((ranks, record))
