@@ -102,7 +102,7 @@ class Activity(NamedTuple):
 IDLE, RUNNING = Activity("idle"), Activity("running")
 #: What a rank does between two cells, once it has ended its own work.
 MEETS = Activity("waiting", "waiting for the other ranks")
-#: What a rank does that has left a cell which others still run, by how it has.
+#: What a rank does that has left a cell, by the status of `allranks.cluster.state.Left`.
 ENDINGS = {
     "ok": Activity("finished"),
     "error": Activity("failed"),
