@@ -22,7 +22,7 @@ from allranks import own_files
 from allranks.errors import WAITING, CellTimeout, Report, UsageError
 from allranks.records.agent import AgentExit, Exit, HostLeft, LauncherExit
 from allranks.records.code_names import FILE_OF_CELL
-from allranks.records.ranks import label
+from allranks.records.ranks import ENDINGS, IDLE, Activity, label
 from allranks.records.telemetry import Telemetry
 from allranks.records.wire import Hello, Output, Reply, Result
 
@@ -32,6 +32,7 @@ _INTERRUPTED = re.compile(r"^((?:\x1b\[[0-9;]*m)*)KeyboardInterrupt\b(.*)$", re.
 _SHOWN_WHOLE = 3
 #: Instead of an exception's name: the rank has died.
 DEATH = "death"
+DEAD = Activity("dead")
 
 
 def plain(text: str) -> str:
@@ -393,48 +394,40 @@ def log_tail(path: str, offset: int = 0) -> str:
 CellRecord = Output | Reply | Result | Telemetry
 
 
-#: How a rank has left a cell that still runs, by the status of its reply.
-_ENDINGS = {
-    "ok": "finished",
-    "error": "failed",
-    "waiting": "waited for a rank that failed",
-    "interrupted": "interrupted",
-}
-
-
 @dataclass(frozen=True)
 class RankStatus:
-    """One rank now.
-
-    ``state`` is idle, running, waiting, stopped, silent or dead, or how it has left a cell that
-    others still run.
-    """
+    """One rank now."""
 
     rank: int
     host: str
     pid: int
     device: str
     rss_nbytes: int
-    state: str
+    doing: Activity
     line: str
+
+    @property
+    def state(self) -> str:
+        """What it does, as text."""
+        return str(self.doing)
 
 
 def read_status(hello: Hello, answer: dict[str, Any]) -> RankStatus:
     """Reads a rank's status from its answer; without one, from the operating system."""
     if answer:
-        state = str(answer.get("activity") or answer["state"])
+        doing = Activity(*answer["doing"])
         rss, line = int(answer["rss_nbytes"]), str(answer["line"])
     else:
-        rss, state, line = 0, "silent", ""
+        rss, doing, line = 0, Activity("silent"), ""
         try:
             if hello.host != socket.gethostname():
                 raise psutil.NoSuchProcess(hello.pid)
             process = psutil.Process(hello.pid)
             rss = process.memory_info().rss
-            state = "stopped" if process.status() == psutil.STATUS_STOPPED else "silent"
+            doing = Activity("stopped" if process.status() == psutil.STATUS_STOPPED else "silent")
         except psutil.Error:
             pass  # on another host the number is another process's, or unused
-    return RankStatus(hello.rank, hello.host, hello.pid, hello.device, rss, state, line)
+    return RankStatus(hello.rank, hello.host, hello.pid, hello.device, rss, doing, line)
 
 
 def read_statuses(
@@ -448,10 +441,10 @@ def read_statuses(
     """
     found = {rank: read_status(hello, answers.get(rank, {})) for rank, hello in hellos.items()}
     for rank in left.keys() & found.keys():
-        if found[rank].state == "idle":
-            found[rank] = replace(found[rank], state=_ENDINGS[left[rank]])
+        if found[rank].doing == IDLE:
+            found[rank] = replace(found[rank], doing=ENDINGS[left[rank]])
     for rank in dead.keys() & found.keys():
-        found[rank] = replace(found[rank], rss_nbytes=0, state="dead", line=dead[rank].how())
+        found[rank] = replace(found[rank], rss_nbytes=0, doing=DEAD, line=dead[rank].how())
     return list(found.values())
 
 

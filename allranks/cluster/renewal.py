@@ -10,13 +10,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Iterable
-from typing import Any
 
 from allranks.cluster.connection import AnswersSoFar, Connection
 from allranks.countdown import Countdown
 from allranks.errors import ClusterLost, UsageError
 from allranks.records import requests
-from allranks.records.ranks import label
+from allranks.records.ranks import IDLE, MEETS, Activity, label
 from allranks.records.wire import BETWEEN_CELLS, Answer, Interrupt
 
 _SHOWN_SECONDS = 1.0
@@ -25,7 +24,7 @@ _PATIENCE_SECONDS = 30.0
 #: How long an interrupted rank has to go on.
 _FREED_SECONDS = 5.0
 _STEP_SECONDS = 0.1
-_MEETS = "waiting for the other ranks"
+_MEETS = str(MEETS)
 _WAITS = "the new cell waits for that, or interrupt to end it"
 #: How long the next cell waits for one that was interrupted and left.
 _DETACHED_SECONDS = 10.0
@@ -81,7 +80,7 @@ def await_abandoned(ranks: Connection) -> None:
 def not_idle(ranks: Connection, chosen: Collection[int]) -> list[int]:
     """Returns which of these ranks do not say that they are idle."""
     told = ranks.ask(requests.STATUS, {}, ranks=chosen, seconds=1.0, strict=False)
-    idle = {rank for rank, (content, _) in told.items() if content["state"] == "idle"}
+    idle = {rank for rank, (content, _) in told.items() if Activity(*content["doing"]) == IDLE}
     return [rank for rank in chosen if rank not in idle]
 
 
@@ -149,8 +148,7 @@ class Renewal:
         return [rank for rank in range(self._ranks.size) if rank not in got]
 
     def _take_status(self, answer: Answer) -> None:
-        content: dict[str, Any] = answer.content
-        self._doing[answer.rank] = str(content.get("activity") or content.get("state") or "")
+        self._doing[answer.rank] = str(Activity(*answer.content.get("doing", ("",))))
 
     def _busy(self, silent: Iterable[int]) -> list[int]:
         """Those that do not merely wait for the others."""

@@ -48,6 +48,7 @@ from allranks.engine.wire import RankWire, give_up
 from allranks.errors import UsageError
 from allranks.records import code_names, limits, requests
 from allranks.records.config import HostAgentConfig, variable_nbytes
+from allranks.records.ranks import IDLE, MEETS, Activity
 from allranks.records.requests import ANSWERED_WHILE_BUSY
 from allranks.records.wire import (
     BETWEEN_CELLS,
@@ -450,18 +451,20 @@ class Rank:
         return not back.wait(_MOMENT_SECONDS)
 
     def _status(self) -> dict[str, Any]:
-        busy, between = self.wire.busy, ""
-        if not busy and not waits_for_events() and self._stays_away():
+        busy, doing = self.wire.busy, world.current().doing
+        if not busy and (waits_for_events() or not self._stays_away()):
+            doing = IDLE
+        elif not busy and self._meets:
+            doing = MEETS
+        elif not busy and not doing.text:
             # A hook of a feature, a request of a client, or a finalizer.
             place = sites.of_frame(frames.frame_of_main_thread()).place
-            at = f"at {sites.with_source(place)}"
-            between = "waiting for the other ranks" if self._meets else collectives.activity() or at
+            doing = Activity("between two cells", f"at {sites.with_source(place)}")
         return {
             "pid": os.getpid(),
             "rss_nbytes": self._telemetry.rss_nbytes(),
-            "state": "running" if busy else "between two cells" if between else "idle",
+            "doing": doing,
             "line": current_line() if busy else "",
-            "activity": collectives.activity() if busy else between,
         }
 
     def _pulled(self, names: list[str]) -> bytes:

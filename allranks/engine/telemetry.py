@@ -16,7 +16,6 @@ from typing import Any
 
 import psutil
 
-from allranks import collectives
 from allranks.collectives import world
 from allranks.collectives.calls import frames, sites
 from allranks.collectives.calls.sites import USER, kind_of
@@ -191,10 +190,12 @@ class TelemetrySender:
         cpu = 100 * (self._busy_seconds - busy) / (self._looked_at - at)
         shown = (self._pulse.rss_nbytes, self._pulse.cpu_percent) if self._pulse else (0, 0)
         imports_long = perf_counter() - self._import_began >= _IMPORT_SECONDS
+        doing = world.current().doing
         return Pulse(
             rank=self.rank,
             cell=self._cell,
-            activity=collectives.activity(),
+            activity=doing.text,
+            waits_for=doing.waits_for,
             line=current_line(),
             rss_nbytes=_stepped(self.rss_nbytes(), shown[0], _RSS_STEP_NBYTES),
             cpu_percent=_stepped(cpu, shown[1], _CPU_STEP_PERCENT),

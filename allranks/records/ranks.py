@@ -1,10 +1,11 @@
-"""Lists of ranks as people type and read them: ``0,2-3`` and ``ranks 0, 2–3``."""
+"""Ranks as people type and read them: ``0,2-3``, ``ranks 0, 2–3``, and what each of them does."""
 
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable
 from functools import lru_cache
 from operator import index
+from typing import NamedTuple
 
 from allranks.errors import UsageError
 
@@ -78,6 +79,36 @@ def label(ranks: Iterable[int], noun: str = "rank") -> str:
     """Returns ``rank 2`` or ``ranks 0, 2–3``; or as many of another ``noun``."""
     listed = list(ranks)
     return f"{noun}{'s' if len(listed) != 1 else ''} {compact(listed)}"
+
+
+class Activity(NamedTuple):
+    """What a rank does; ``str()`` returns it as people read it.
+
+    ``state`` is running, idle, waiting, paused or between two cells; the notebook adds stopped,
+    silent, dead and the `ENDINGS`. ``text`` is more than that, or empty. ``waits_for`` is the
+    `label` of the ranks that it waits for in a call; then ``text`` is the call.
+    """
+
+    state: str
+    text: str = ""
+    waits_for: str = ""
+
+    def __str__(self) -> str:
+        if self.waits_for:
+            return f"{self.state} in {self.text} for {self.waits_for}"
+        return self.text or self.state
+
+
+IDLE, RUNNING = Activity("idle"), Activity("running")
+#: What a rank does between two cells, once it has ended its own work.
+MEETS = Activity("waiting", "waiting for the other ranks")
+#: What a rank does that has left a cell, by the status of `allranks.cluster.state.Left`.
+ENDINGS = {
+    "ok": Activity("finished"),
+    "error": Activity("failed"),
+    "waiting": Activity("waited", "waited for a rank that failed"),
+    **{how: Activity(how) for how in ("interrupted", "lost", "replaced")},
+}
 
 
 @lru_cache(maxsize=8)

@@ -203,7 +203,7 @@ class Timings(Telemetry):
 class Pulse(Telemetry):
     """What a rank is doing now, about once a second.
 
-    ``activity`` is what it waits for, or empty; ``line`` is ``file:line  source``.
+    ``activity`` and ``waits_for`` are of its `Activity`; ``line`` is ``file:line  source``.
     ``cpu_percent`` is of one core, ``gpu_nbytes`` what the rank's GPU has in use, by any process, 0
     without one, ``gpu_own_nbytes`` the rank's part of it, 0 if it is not known; -1 for other
     figures that the driver does not report. ``importing`` is the package that the cell has been
@@ -222,6 +222,7 @@ class Pulse(Telemetry):
     importing: str = ""
     gpu_own_nbytes: int = 0
     optimizer_steps: int = 0
+    waits_for: str = ""
 
 
 @frozen

@@ -593,8 +593,7 @@ class Rank:
 
     def _on_status(self) -> dict[str, Any]:
         state = "running" if self._is_busy else "idle"
-        about = {"pid": self.p.pid, "rss_nbytes": 0, "state": state}
-        return {**about, "line": "", "activity": ""}
+        return {"pid": self.p.pid, "rss_nbytes": 0, "doing": [state], "line": ""}
 
     def _on_send(self) -> None: ...
 

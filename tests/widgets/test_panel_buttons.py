@@ -9,6 +9,9 @@ from typing import Any
 import pytest
 
 from allranks.errors import UsageError
+from allranks.records import requests
+from allranks.records.ranks import RUNNING, Activity
+from allranks.records.wire import Answer
 from allranks.widgets.dashboard import view
 from allranks.widgets.dashboard.cell_model import CellModel, Logs
 from allranks.widgets.dashboard.view import LivePanel, PanelButton
@@ -72,3 +75,25 @@ def test_the_error_of_a_button_is_noted_in_the_panel_and_the_cell_goes_on(
     page.click({"kind": "press", "what": "Draw"})
     panel.refresh()
     assert page.noted == ["expected a cell with samples, found none"]
+
+
+@pytest.mark.parametrize(
+    ("doing", "shown"),
+    [(Activity("waiting", "recv", "rank 1"), "waiting in recv for rank 1"), (RUNNING, "")],
+)
+def test_a_page_that_asks_where_ranks_are_gets_their_lines_and_what_they_wait_for(
+    monkeypatch: pytest.MonkeyPatch, doing: Activity, shown: str
+) -> None:
+    panel = LivePanel(CellModel([hello(0)]), Logs([hello(0)]), "auto")
+    answers = {
+        requests.STATUS: {"pid": 1, "rss_nbytes": 1, "doing": [*doing], "line": "In[1]:2"},
+        requests.STACK: {"text": "thread 1"},
+    }
+    panel.ask = lambda name, _, deliver, ranks: deliver(Answer(1, 0, answers[name], ""))
+    page = Page(monkeypatch, panel)
+    page.click({"kind": "where"})
+    panel.refresh()
+    assert [message["where"] for message in page.messages if "where" in message] == [
+        {"rank": 0, "what": requests.STATUS, "line": "In[1]:2", "activity": shown},
+        {"rank": 0, "what": requests.STACK, "text": "thread 1"},
+    ]

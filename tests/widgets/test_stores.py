@@ -145,7 +145,7 @@ def test_the_best_bandwidth_of_calls_is_not_below_the_mean_one(calls):
 def test_a_tile_keeps_how_its_rank_left():
     tiles = Tiles([hello(0), hello(1)])
     assert len(tiles.news()) == 2
-    tiles.take(Pulse(0, 1, "waiting in allreduce(Sum) for rank 1", "In[1]:2", 1 << 20, 5, 0))
+    tiles.take(Pulse(0, 1, "allreduce(Sum)", "In[1]:2", 1 << 20, 5, waits_for="rank 1"))
     (told,) = tiles.news()
     assert (told["state"], told["waits_for"], told["activity"]) == (
         "waiting", "rank 1", "allreduce(Sum)",
@@ -169,7 +169,7 @@ def test_a_heading_counts_the_ranks_and_says_for_whom_they_wait():
     assert tiles.said() == "running"
     for rank in (3, 2):
         said = f"{4 - rank} {'waits' if rank == 3 else 'wait'} for rank 1"
-        tiles.take(Pulse(rank, 1, "waiting in barrier() for rank 1", "In[1]:2", 1 << 20, 5, 0))
+        tiles.take(Pulse(rank, 1, "barrier()", "In[1]:2", 1 << 20, 5, waits_for="rank 1"))
         assert tiles.said() == f"{rank} running, {said}"
     tiles.take(Pulse(3, 1, "waiting for input", "In[1]:2", 1 << 20, 5, 0))
     assert tiles.said() == "2 running, 1 waits for rank 1, 1 waiting"

@@ -21,7 +21,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from allranks.collectives.calls.sites import Site, with_source
-from allranks.records.ranks import compact, label
+from allranks.records.ranks import RUNNING, Activity, compact, label
 
 if TYPE_CHECKING:
     from allranks.collectives.calls.call import Call
@@ -40,7 +40,11 @@ SILENT, ENDED = 1, 2
 """How a host was lost: it does not answer, or its first rank has ended."""
 ANSWERED, TICKET, EDGE, BEAT, PID, CLOSED, ASKING, IDLE = range(16, 24)
 INPUT, PAUSE = 1, 2
-ASKS = ("", "waiting for input", "paused in the debugger")
+ASKS = (
+    RUNNING,
+    Activity("waiting", "waiting for input"),
+    Activity("paused", "paused in the debugger"),
+)
 """What a rank does that waits for a person, by its word `ASKING`."""
 PORTS, REQUEST, RENEWING = 24, 25, 26
 """The ports on which the rank's MPI listens, 16 bits each; the last request of a client that has
@@ -333,7 +337,7 @@ class RankState:
         self.late_seconds = 5.0
         self.numbers: Any = None
         """The `InputNumbers` of the cell; None where nothing is to be found out about them."""
-        self.doing = ""
+        self.doing = RUNNING
         self.waits: tuple[float, int] | None = None
         """The start of this rank's wait, by `perf_counter`, and a missing rank."""
         self.failed = False

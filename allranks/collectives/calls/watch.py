@@ -14,7 +14,7 @@ from allranks.collectives.calls.mismatches import list_sites
 from allranks.collectives.calls.rank_state import INTERRUPTED, Board, RankState, interrupt_pipe
 from allranks.collectives.calls.sites import of_frame, with_source
 from allranks.errors import WAITING, RankLeft, RankLost
-from allranks.records.ranks import label
+from allranks.records.ranks import RUNNING, Activity, label
 
 _PERIOD_SECONDS = 0.25
 
@@ -149,7 +149,7 @@ class Watch:
         if self.call is not None:
             self._edge = (0, 0)
             self._suspects = {}
-            self.own.doing = ""
+            self.own.doing = RUNNING
             self.own.waits = None
             self.own.board.put(fields.TICKET, 0)
             self.call = None  # last: an interrupted `rest` is repeated
@@ -164,7 +164,7 @@ class Watch:
             self._late = call.late = call.late or Late(self.own.late_seconds)
             board.write(fields.WAITING, f"{call.spec.title} at {call.site.place}")
         if missing:
-            self.own.doing = f"waiting in {call.spec.title} for {label(missing)}"
+            self.own.doing = Activity("waiting", call.spec.title, label(missing))
             self.own.waits = call.started, missing[0]
         if (edge, call.stage) != self._edge:
             self._edge = edge, call.stage
@@ -272,7 +272,7 @@ class Watch:
                 return
             late.reported_asking = missing
             are = "is" if len(missing) == 1 else "are"
-            doing = " or ".join(fields.ASKS[one] for one in sorted(asking))
+            doing = " or ".join(str(fields.ASKS[one]) for one in sorted(asking))
             what = f"waits for {label(missing)}, which {are} {doing}"
         else:
             late.notice_after *= 2

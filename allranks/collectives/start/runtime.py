@@ -277,7 +277,8 @@ def activity() -> str:
 
     Other threads may call it.
     """
-    return world.current().doing
+    doing = world.current().doing
+    return str(doing) if doing.text else ""
 
 
 def died(rank: int, how: str) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import re
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,23 +11,15 @@ from allranks.records.ranks import compact
 
 #: More ranks than these have a row for each group.
 MOST_ROWS = 8
-_WAITS = re.compile(r"waiting in .+ for ranks? (.+)")
-#: States that are more than one word: the first one, and the rest.
-_LONG = re.compile(r"(waiting|waited|paused) (.+)")
 
 
 def summary(statuses: Sequence[RankStatus]) -> str:
     """Returns how many ranks are in each state: ``31 running; 27 wait for 13, 18``."""
-    counts: dict[tuple[str, str], int] = {}
-    for one in statuses:
-        waits = _WAITS.fullmatch(one.state)
-        key = ("", waits[1]) if waits else (_short(one.state), "")
-        counts[key] = counts.get(key, 0) + 1
+    counts = Counter((one.doing.state, one.doing.waits_for) for one in statuses)
     # The largest first; equal ones stay in the order of their ranks.
-    parts = sorted(counts.items(), key=lambda item: -item[1])
     return "; ".join(
-        f"{n} wait{'s' * (n == 1)} for {awaited}" if awaited else f"{n} {state}"
-        for (state, awaited), n in parts
+        f"{n} wait{'s' * (n == 1)} for {awaited.partition(' ')[2]}" if awaited else f"{n} {state}"
+        for (state, awaited), n in counts.most_common()
     )
 
 
@@ -36,7 +28,8 @@ def are_busy(statuses: Sequence[RankStatus]) -> bool:
 
     A rank that computes in C is silent.
     """
-    return any(one.state.startswith(("running", "waiting ", "at ", "silent")) for one in statuses)
+    busy = "running", "waiting", "between two cells", "silent"
+    return any(one.doing.state in busy for one in statuses)
 
 
 def rows(statuses: Sequence[RankStatus]) -> list[dict[str, Any]]:
@@ -52,18 +45,9 @@ def rows(statuses: Sequence[RankStatus]) -> list[dict[str, Any]]:
     return [_row(group) for group in groups.values()]
 
 
-def _short(state: str) -> str:
-    # As a hook of a feature, or a request of a client, with its place.
-    return "between two cells" if state.startswith("at ") else state
-
-
 def _row(group: list[RankStatus]) -> dict[str, Any]:
     first = group[0]
-    state, detail = first.state, ""
-    if found := _LONG.fullmatch(state):
-        state, detail = found[1], found[2]
-    elif _short(state) != state:
-        state, detail = _short(state), state
+    state, detail = first.doing.state, first.state.removeprefix(first.doing.state).strip()
     memory = [one.rss_nbytes for one in group]
     return {
         "ranks": compact(one.rank for one in group),

@@ -18,7 +18,7 @@ from IPython.core.getipython import get_ipython
 from allranks import own_files
 from allranks.cluster import cluster
 from allranks.cluster.cluster import Cluster
-from allranks.cluster.failures import RankStatus, ending, read_statuses
+from allranks.cluster.failures import DEAD, RankStatus, ending, read_statuses
 from allranks.cluster.features import AskingFeature, ClusterContext
 from allranks.features.toolbar import groups
 from allranks.records import requests
@@ -215,7 +215,7 @@ def _send_state(running: Cluster, answers: dict[int, dict[str, Any]]) -> None:
     ranks = read_statuses(running.hellos, answers, left=running.roster.have_left)
     then = what_replaces(running)
     ranks = [
-        replace(one, state="dead", rss_nbytes=0, line=f"{died[one.rank]}{then}")
+        replace(one, doing=DEAD, rss_nbytes=0, line=f"{died[one.rank]}{then}")
         if one.rank in died
         else one
         for one in ranks
@@ -228,7 +228,7 @@ def _send_state(running: Cluster, answers: dict[int, dict[str, Any]]) -> None:
             "rows": groups.rows(ranks),
             "is_busy": running.roster.busy or groups.are_busy(ranks) or _awaits_answers(running),
             "interrupt": _next_interrupt(running, toolbar, ranks),
-            "is_paused": any(one.state == "paused in the debugger" for one in ranks),
+            "is_paused": any(one.doing.state == "paused" for one in ranks),
             "logs": running.log_dir,
             **_where_cells_run(),
         }

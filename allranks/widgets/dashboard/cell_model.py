@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import socket
 import time
 from array import array
@@ -13,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 from allranks.records.config import size_text
-from allranks.records.ranks import label
+from allranks.records.ranks import ENDINGS, label
 from allranks.records.telemetry import Points, Pulse, Strip, Telemetry, Timings
 from allranks.records.wire import Hello, Output
 from allranks.widgets.dashboard.curves import Curves, Key, Logged
@@ -76,16 +75,6 @@ def add_section(section: type[PanelSection]) -> None:
     _sections.append(section)
 
 
-_LEFT = {
-    "ok": "finished",
-    "error": "failed",
-    "waiting": "waited",
-    "interrupted": "interrupted",
-    "lost": "lost",
-    "replaced": "replaced",
-}
-#: What a rank is doing that waits in a call, as ``waiting in allreduce(Sum) for rank 1``.
-_WAITS = re.compile(r"waiting in (.+) for (.+)")
 #: States in which it is worth saying which ranks they are.
 _NAMED = ("failed", "interrupted", "lost", "replaced")
 _RANK_MEMORY, _GPU_MEMORY = "memory in MB, by second", "GPU memory in MB, by second"
@@ -136,8 +125,7 @@ class Tiles:
         if tile is None or tile.gone:
             return
         tile.state = "waiting" if pulse.activity else "running"
-        waits = _WAITS.fullmatch(pulse.activity)
-        tile.activity, tile.waits_for = waits.groups() if waits else (pulse.activity, "")
+        tile.activity, tile.waits_for = pulse.activity, pulse.waits_for
         tile.line = pulse.line
         tile.rss_nbytes, tile.gpu_nbytes = pulse.rss_nbytes, pulse.gpu_nbytes
         tile.gpu_own_nbytes, tile.gpu_total_nbytes = pulse.gpu_own_nbytes, pulse.gpu_total_nbytes
@@ -162,7 +150,7 @@ class Tiles:
     def left(self, rank: int, status: str) -> None:
         tile = self.tiles.get(rank)
         if tile is not None:
-            tile.state, tile.gone = _LEFT[status], True
+            tile.state, tile.gone = ENDINGS[status].state, True
             tile.activity = tile.waits_for = ""
             tile.cpu_percent = tile.gpu_percent = -1
             self._changed.add(rank)

@@ -17,6 +17,7 @@ from typing import Any
 
 from allranks.errors import AllranksError
 from allranks.records import requests
+from allranks.records.ranks import Activity
 from allranks.records.telemetry import Telemetry
 from allranks.records.wire import Answer, Hello, Output
 from allranks.widgets.dashboard.cell_model import (
@@ -298,7 +299,11 @@ class LivePanel:
             signal.raise_signal(signal.SIGINT)
 
     def _say_where(self, name: str, answer: Answer) -> None:
-        self.say(where={"rank": answer.rank, "what": name, **answer.content})
+        content = answer.content
+        if "doing" in content:
+            doing = Activity(*content["doing"])
+            content = {"line": content["line"], "activity": str(doing) if doing.text else ""}
+        self.say(where={"rank": answer.rank, "what": name, **content})
 
     def _request_strips(self) -> None:
         # Asks the ranks to report their time while the section is open.

@@ -56,7 +56,7 @@ class Ranks:
         self.deliver = deliver
         for rank in ranks:
             if rank in self.doing:
-                deliver(Answer(2, rank, {"activity": self.doing[rank]}, ""))
+                deliver(Answer(2, rank, {"doing": ["waiting", self.doing[rank]]}, ""))
 
     def send(self, ranks: list[int], record: Any) -> None:
         self.sent.append((ranks, record))
@@ -110,7 +110,7 @@ def test_a_rank_that_does_not_answer_is_shown_too(renew):
 
 def test_what_a_rank_does_is_shown_also_where_its_answer_comes_late(renew):
     def tell(ranks):
-        ranks.deliver(Answer(2, 1, {"activity": ENDS_GROUPS}, ""))
+        ranks.deliver(Answer(2, 1, {"doing": ["waiting", ENDS_GROUPS]}, ""))
 
     _, _, told = renew({4: tell, 6: Ranks.answer}, doing={})
     first, second = (f"{text}; {WAITED_FOR}" for text in (

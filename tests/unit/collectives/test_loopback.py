@@ -39,8 +39,8 @@ def test_what_a_rank_waits_for_can_be_asked_from_outside():
         if c.rank() == 0:
             waiting.append(worlds.current())
         else:
-            wait_until(lambda: waiting and waiting[0].doing)
-            seen.append(waiting[0].doing)
+            wait_until(lambda: waiting and waiting[0].doing.waits_for)
+            seen.append(str(waiting[0].doing))
         c.barrier()
 
     loopback.run(2, one_looks)

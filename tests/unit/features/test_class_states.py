@@ -12,6 +12,7 @@ from allranks.cluster.failures import RankStatus
 from allranks.features.classroom import board, door, states
 from allranks.features.classroom.notebook import waits_of
 from allranks.features.classroom.student import NotebookState
+from allranks.records.ranks import RUNNING, Activity
 
 NAME = "Ana\nIn[9]  failed\x1b[2J\u202e\ud83d\x00 Z"
 
@@ -135,14 +136,13 @@ def test_the_name_of_an_account_is_shown_with_the_account(monkeypatch):
 
 def test_all_ranks_that_wait_are_named_with_what_they_wait_for():
     place = "In[5]:3  allreduce(x)"
-    states_of = ["waiting in allreduce for rank 3"] * 3 + ["running"]
-    ranks = [
-        RankStatus(rank, "here", 1, "cpu", 0, state, place) for rank, state in enumerate(states_of)
-    ]
-    assert waits_of(ranks) == f"ranks 0–2 are {states_of[0]} at {place}"
-    alone = replace(ranks[0], state="waiting in recv for rank 1")
+    doing = [Activity("waiting", "allreduce", "rank 3")] * 3 + [RUNNING]
+    ranks = [RankStatus(rank, "here", 1, "cpu", 0, one, place) for rank, one in enumerate(doing)]
+    waits = "waiting in allreduce for rank 3"
+    assert waits_of(ranks) == f"ranks 0–2 are {waits} at {place}"
+    alone = replace(ranks[0], doing=Activity("waiting", "recv", "rank 1"))
     assert waits_of([alone, *ranks[1:]]) == (
-        f"ranks 1–2 are {states_of[0]} at {place}; rank 0 is {alone.state} at {place}"
+        f"ranks 1–2 are {waits} at {place}; rank 0 is waiting in recv for rank 1 at {place}"
     )
     assert waits_of(ranks[3:]) == ""
 

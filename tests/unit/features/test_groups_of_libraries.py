@@ -15,6 +15,7 @@ from allranks.features.torch_jax import other_ranks, torch_state
 from allranks.features.torch_jax.call_log import CallLog, rank_calls
 from allranks.features.torch_jax.jax_waits import JaxWaits
 from allranks.features.torch_jax.torch_waits import TorchWaits
+from allranks.records.ranks import RUNNING
 
 C10D = "torch.distributed.distributed_c10d"
 
@@ -67,7 +68,7 @@ def torch(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 @pytest.fixture
 def world(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Rank 0 of three. ``left`` are ranks that have left the cell, ``closed`` the connections."""
-    found = SimpleNamespace(left=set(), closed=set(), epoch=3, doing="", size=3)
+    found = SimpleNamespace(left=set(), closed=set(), epoch=3, doing=RUNNING, size=3)
     found.departure = lambda rank: (0, "has left cell In[1]") if rank in found.left else None
     monkeypatch.setattr(other_ranks.world, "current", lambda: found)
     monkeypatch.setattr(other_ranks, "has_closed", lambda rank: rank in found.closed)
@@ -86,11 +87,11 @@ def test_groups_are_gone_before_the_next_cell_although_others_have_aborted(torch
 def test_what_a_rank_does_meanwhile_is_shown(torch, world):
     seen: list[str] = []
     group = OfNccl()
-    group.abort = lambda: seen.append(world.doing)  # type: ignore[method-assign]
+    group.abort = lambda: seen.append(str(world.doing))  # type: ignore[method-assign]
     torch._world.pg_map[group] = None
     TorchWaits().after_death()
     assert seen == ["ending torch's groups"]
-    assert world.doing == ""
+    assert world.doing == RUNNING
 
 
 def pages() -> list[CallLog]:

@@ -13,6 +13,7 @@ from allranks.cluster.state import ClusterState
 from allranks.features.toolbar import notebook
 from allranks.features.toolbar.notebook import Toolbar
 from allranks.records.agent import Exit
+from allranks.records.ranks import Activity
 from allranks.records.wire import Hello
 from tests.unit.cluster.test_state import hello
 
@@ -43,9 +44,10 @@ def page(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(notebook, "_send", sent.append)
     toolbar.started(context)
 
-    def state(*states: str) -> dict[str, Any]:
+    def state(*states: str | Activity) -> dict[str, Any]:
+        every = [one if isinstance(one, Activity) else Activity(one) for one in states]
         answers = {
-            rank: {"state": one, "rss_nbytes": 1, "line": ""} for rank, one in enumerate(states)
+            rank: {"doing": [*one], "rss_nbytes": 1, "line": ""} for rank, one in enumerate(every)
         }
         notebook._send_state(ranks, answers)
         return sent[-1]
@@ -73,9 +75,18 @@ def test_a_process_that_has_taken_the_place_of_a_dead_one_is_not_dead(page: Any)
     assert [row["state"] for row in page.state("idle", "idle")["rows"]] == ["idle", "idle"]
 
 
-@pytest.mark.parametrize("state", ["running", "waiting in barrier for rank 0", "at f.py:3"])
-def test_ranks_are_busy_with_what_no_cell_of_the_notebook_waits_for(page: Any, state: str) -> None:
-    assert page.state("idle", state)["is_busy"]
+@pytest.mark.parametrize(
+    "doing",
+    [
+        Activity("running"),
+        Activity("waiting", "barrier", "rank 0"),
+        Activity("between two cells", "at f.py:3"),
+    ],
+)
+def test_ranks_are_busy_with_what_no_cell_of_the_notebook_waits_for(
+    page: Any, doing: Activity
+) -> None:
+    assert page.state("idle", doing)["is_busy"]
 
 
 def test_ranks_are_busy_as_long_as_an_answer_is_missing_of_a_request_or_of_their_state(
