@@ -372,7 +372,7 @@ class CellRun:
     @property
     def next_press(self) -> str:
         """What the next interrupt does; "" before the first one, and after the second."""
-        if not self.presses or self._killed or not self.pending:
+        if not self.presses or self._killed or self._interrupt_kills or not self.pending:
             return ""
         return self._what_comes("by the next interrupt")
 

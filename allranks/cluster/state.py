@@ -89,6 +89,11 @@ class CellState:
         return tuple(Left(rank, status) for rank in fresh)
 
 
+def _replies(cell: CellState | None) -> list[tuple[int, Reply]]:
+    # A copy: the thread that receives, and those of features, read it while a cell runs, or ends.
+    return [] if cell is None else [*cell.replies.items()]
+
+
 @dataclass
 class Epoch:
     """The time in which a set of ranks uses one communicator.
@@ -328,20 +333,18 @@ class ClusterState:
     @property
     def have_left(self) -> dict[int, str]:
         """The ranks that have left the running cell, with the status of their replies."""
-        replies = {} if self.running is None else self.running.replies
-        return {rank: reply.status for rank, reply in replies.items()}
+        return {rank: reply.status for rank, reply in _replies(self.running)}
 
     @property
     def ending(self) -> dict[int, str]:
         """The ranks that can run no further cell, with the reasons."""
-        if not self.can_replace or self.running is None:
+        if not self.can_replace:
             return {}
-        return {rank: reply.ends for rank, reply in self.running.replies.items() if reply.ends}
+        return {rank: reply.ends for rank, reply in _replies(self.running) if reply.ends}
 
     @property
     def _needs(self) -> dict[int, int]:
-        replies = {} if self.cell is None else self.cell.replies
-        return self.needs | {rank: reply.needs for rank, reply in replies.items()}
+        return self.needs | {rank: reply.needs for rank, reply in _replies(self.cell)}
 
     def survivors(self, killed: Collection[int]) -> tuple[int, ...]:
         """The ranks that keep their variables if these are killed; none if all end with them."""

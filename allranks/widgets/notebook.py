@@ -153,6 +153,8 @@ class NotebookView(TextView):
         for rank in self.ranks:
             self._write(rank, "note", text + "\n")
         self._changed = True
+        # At the next refresh: before a cell, and where it does not begin, no other one follows.
+        self._next_refresh = 0.0
 
     def name_cause(self, text: str) -> None:
         """Does nothing: there is no panel, and a line below the cell names it."""

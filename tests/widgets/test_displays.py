@@ -9,6 +9,7 @@ import pytest
 
 from allranks.widgets import displays
 from allranks.widgets.displays import DisplaySlot, put_above
+from allranks.widgets.notebook import NotebookView
 from allranks.widgets.text import Data
 
 
@@ -121,3 +122,16 @@ def test_what_rich_prints_in_a_row_is_one_display_and_other_metadata_another(pag
     found = [data for data in page.outputs.values() if labels.isdisjoint(data.values())]
     wide = figure("wide")
     assert found == [both, figure("a figure"), printed("c\n", "c\n"), wide, wide]
+
+
+def test_a_second_line_about_a_cell_is_shown_although_the_first_one_was_shown_just_now(
+    page: Page,
+) -> None:
+    # As before a cell, when nothing refreshes the view after it.
+    view = NotebookView([0, 1])
+    for line in ("ranks 0–1 have not answered", "rank 1 is at f.py:3"):
+        view.notice(line)
+        view.refresh()
+    assert page.read() == [
+        "ranks 0–1 · ranks 0–1 have not answered\n          · rank 1 is at f.py:3"
+    ]

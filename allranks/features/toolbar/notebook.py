@@ -238,6 +238,8 @@ def _send_state(running: Cluster, answers: dict[int, dict[str, Any]]) -> None:
 def _next_interrupt(running: Cluster, toolbar: Toolbar | None, ranks: Sequence[RankStatus]) -> str:
     """Returns what another interrupt does where one has not ended everything; else ""."""
     if running.roster.busy:
+        if toolbar is not None:
+            toolbar.has_interrupted = False  # what is silent after the cell was not interrupted
         run = running.cells.connection.run
         return "" if run is None else run.next_press
     silent = [one.rank for one in ranks if one.state == "silent"]

@@ -114,6 +114,12 @@ def test_a_rank_that_does_not_react_to_an_interrupt_is_named_with_what_ends_it(p
     # It has reacted, and then computes in C again.
     assert page.state("idle", "idle")["interrupt"] == ""
     assert page.state("idle")["interrupt"] == ""
+    # A cell has run since the interrupt.
+    notebook._asked({"content": {"data": {"interrupt": True}}})
+    page.ranks.roster.reserved = "running an ensemble"
+    assert page.state("running", "running")["interrupt"] == ""
+    page.ranks.roster.reserved = ""
+    assert page.state("idle")["interrupt"] == ""
 
 
 def test_the_page_says_what_the_next_interrupt_of_a_cell_does(page: Any) -> None:
