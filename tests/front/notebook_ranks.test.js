@@ -114,6 +114,24 @@ test("a page that is loaded again knows the ranks that ended with their kernel, 
   assert.equal(lacks("a.ipynb"), false);
 });
 
+test("ranks are shown where the browser stores nothing", () => {
+  const { value } = Object.getOwnPropertyDescriptor(globalThis, "sessionStorage");
+  const refuse = () => { throw new Error("SecurityError"); };
+  const before = { ...value };
+  Object.assign(value, { getItem: refuse, setItem: refuse, removeItem: refuse });
+  try {
+    const ranks = ranksOf();
+    ranks.take({ size: 4, every_cell: true });
+    ranks.forget();
+    assert.equal(ranks.state, null);
+    assert.equal(ranks.lost.size, 4);
+    ranks.take({ size: 2, every_cell: true });
+    assert.equal(ranks.lost, null);
+  } finally {
+    Object.assign(value, before);
+  }
+});
+
 test("where not every cell ran on the ranks, a cell of the notebook may start them again", () => {
   const ranks = ranksOf(cell("%load_ext allranks"), cell("%%distributed -n 4"));
   ranks.take({ size: 4, every_cell: false });

@@ -131,6 +131,8 @@ class Toolbar(AskingFeature):
             self.drop(request)
         self._open.clear()
         self.starting = 0
+        # Those were other ranks.
+        self.has_interrupted = False
 
 
 def _asked(message: dict[str, Any]) -> None:

@@ -41,7 +41,7 @@ class CoreLimit(NamedTuple):
 def core_limit(groups: Path = _GROUPS, own: Path = _OWN_GROUPS) -> CoreLimit:
     """Returns the least limit of the groups that this process is in."""
     found = [CoreLimit(inf)]
-    with suppress(OSError):
+    with suppress(OSError, ValueError):
         for folder in _folders(groups, own.read_text()):
             with suppress(OSError, ValueError, ZeroDivisionError):
                 found.append(CoreLimit(_cores_of(folder), folder))
@@ -54,7 +54,8 @@ def _folders(groups: Path, own: str) -> Iterator[Path]:
         number, kinds, path = line.split(":", 2)
         if number != "0" and "cpu" not in kinds.split(","):
             continue
-        top = groups / kinds if kinds else groups
+        # The folder may name them in another order, and has a link for each.
+        top = groups / kinds if (groups / kinds).exists() else groups / "cpu"
         # In a container the path may be that of the host, and the top the container's own group.
         group = top / path.strip("/")
         yield from (group, *(one for one in group.parents if one == top or top in one.parents))
@@ -98,21 +99,23 @@ class IdleCores:
         used = limit.used_seconds() if limit.cores < inf else 0.0
         if self._last is not None:
             before, idle_before, used_before = self._last
-            # Of a limit nothing may be left, while the host's cores are idle.
-            left = limit.cores * (now - before) - (used - used_before)
-            self._seconds += left if isnan(left) else max(0.0, min(idle - idle_before, left))
+            left = idle - idle_before
+            if limit.cores < inf and not isnan(left):
+                # Of a limit nothing may be left, while the host's cores are idle.
+                of_limit = limit.cores * (now - before) - (used - used_before)
+                left = of_limit if isnan(of_limit) else min(left, of_limit)
+            self._seconds += left if isnan(left) else max(0.0, left)
         self._last = now, idle, used
         return self._seconds
 
 
 def _idle_seconds() -> float:
+    """Returns for how long the cores had nothing to run; NaN if the system does not count it.
+
+    This is also the time in which programs waited for a disk, which /proc/uptime leaves out.
+    """
     bound = _bound()
-    if len(bound) == os.cpu_count():
-        return float(Path("/proc/uptime").read_text().split()[1])
+    names = {"cpu"} if len(bound) == os.cpu_count() else {f"cpu{one}" for one in bound}
     rows = map(str.split, Path("/proc/stat").read_text().splitlines())
-    idle = (int(row[4]) + int(row[5]) for row in rows if _number(row[0]) in bound)
-    return sum(idle) / _TICKS
-
-
-def _number(name: str) -> int:
-    return int(name[3:]) if name.startswith("cpu") and name[3:].isdigit() else -1
+    idle = [int(row[4]) + int(row[5]) for row in rows if row and row[0] in names]
+    return sum(idle) / _TICKS if idle else nan

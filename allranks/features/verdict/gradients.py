@@ -144,33 +144,43 @@ class _Functions:
             if not isinstance(one, ast.Call):
                 continue
             # As `allreduce(w)`, and as `jax.tree.map(allreduce, w)`.
-            functions = [arg for arg in one.args if isinstance(arg, ast.Name | ast.Lambda)]
-            given = {name for arg in one.args for name in _read(arg)}
+            functions = [arg for arg in one.args if isinstance(arg, ast.Name)]
+            given = {name for arg in one.args for name in _whole(arg)}
             if any(not _REDUCTIONS.isdisjoint(_read(part)) for part in (one.func, *functions)):
                 yield from given if given.isdisjoint(self._differentiate) else ()
-            elif isinstance(one.func, ast.Name):
-                places = self._parameters(one.func.id)
-                args = [arg for at, arg in enumerate(one.args) if at in places.values()]
-                args += [option.value for option in one.keywords if option.arg in places]
-                for read in map(set, map(_read, args)):
-                    yield from read if read.isdisjoint(self._differentiate) else ()
+                continue
+            for read in map(set, map(_whole, self._reduced_arguments(one))):
+                yield from read if read.isdisjoint(self._differentiate) else ()
+
+    def _reduced_arguments(self, call: ast.Call) -> Iterator[ast.expr]:
+        """Yields the arguments that a function of the user reduces."""
+        for at, function in enumerate(call.args):
+            # As `jax.tree.map(lambda one: allreduce(one), w)`.
+            if isinstance(function, ast.Lambda):
+                places = self._reduced_parameters(function).values()
+                yield from (one for n, one in enumerate(call.args[at + 1 :]) if n in places)
+        if isinstance(call.func, ast.Name):
+            found = self._parameters(call.func.id)
+            yield from (one for at, one in enumerate(call.args) if at in found.values())
+            yield from (option.value for option in call.keywords if option.arg in found)
 
     def _parameters(self, function: str) -> dict[str, int]:
         if function not in self._found:
             self._found[function] = {}  # also while it is looked at: it may call itself
             definition = self._of_cell.get(function) or self._defined_before(function)
             if definition is not None:
-                names = [*definition.args.posonlyargs, *definition.args.args]
-                places = {one.arg: at for at, one in enumerate(names)}
-                origins = {name: {name} for name in places}
-                for name, read in _parts(definition):
-                    found = set[str]().union(*(origins.get(one, ()) for one in read))
-                    origins[name] = origins.get(name, set()) | found
-                whole = set[str]().union(
-                    *(origins.get(name, ()) for name in self.averaged(definition))
-                )
-                self._found[function] = {name: places[name] for name in whole}
+                self._found[function] = self._reduced_parameters(definition)
         return self._found[function]
+
+    def _reduced_parameters(self, definition: ast.FunctionDef | ast.Lambda) -> dict[str, int]:
+        names = [*definition.args.posonlyargs, *definition.args.args]
+        places = {one.arg: at for at, one in enumerate(names)}
+        origins = {name: {name} for name in places}
+        for name, read in _parts(definition):
+            found = set[str]().union(*(origins.get(one, ()) for one in read))
+            origins[name] = origins.get(name, set()) | found
+        whole = set[str]().union(*(origins.get(name, ()) for name in self.averaged(definition)))
+        return {name: places[name] for name in whole}
 
     def _defined_before(self, function: str) -> ast.FunctionDef | None:
         value = self._variables.get(function)
@@ -188,16 +198,44 @@ def _parts(tree: ast.AST) -> Iterator[tuple[str, set[str]]]:
     """Yields the names of parts of other names, as an array of a model, without calls."""
     for one in ast.walk(tree):
         if isinstance(one, ast.Assign) and not _calls(one.value):
-            targets, value = one.targets, one.value
+            for target in one.targets:
+                yield from _split(target, one.value)
         elif isinstance(one, ast.For | ast.comprehension):
-            # Also of `model.items()`, `zip(model, gradients)`.
-            targets, value = [one.target], one.iter
-        else:
-            continue
-        for target in targets:
-            for name in ast.walk(target):
-                if isinstance(name, ast.Name):
-                    yield name.id, {*_read(value)}
+            yield from _split(one.target, one.iter)
+
+
+def _split(target: ast.expr, value: ast.expr) -> Iterator[tuple[str, set[str]]]:
+    """Yields the names of a target, each with what its part of the value is made of.
+
+    That of ``p`` in ``for p, g in zip(model, gradients)`` is the model alone.
+    """
+    parts: list[ast.expr] = []
+    if isinstance(value, ast.Tuple | ast.List):
+        parts = value.elts
+    elif isinstance(value, ast.Call) and isinstance(value.func, ast.Name):
+        if value.func.id == "zip":
+            parts = value.args
+        elif value.func.id == "enumerate":
+            parts = [ast.Constant(0), *value.args[:1]]
+    if isinstance(target, ast.Tuple | ast.List) and len(target.elts) == len(parts):
+        for inner, part in zip(target.elts, parts, strict=True):
+            yield from _split(inner, part)
+    else:
+        for name in _whole(target):
+            yield name, {*_whole(value)}
+
+
+def _whole(value: ast.AST) -> Iterator[str]:
+    """Yields the names that a value is made of, without those that only choose a part."""
+    if isinstance(value, ast.Subscript):
+        yield from _whole(value.value)
+        return
+    if isinstance(value, ast.Name):
+        yield value.id
+    elif isinstance(value, ast.Attribute) and value.attr in _GRADIENTS | _REDUCTIONS:
+        yield value.attr
+    for inner in ast.iter_child_nodes(value):
+        yield from _whole(inner)
 
 
 def _calls(value: ast.AST) -> bool:

@@ -209,7 +209,7 @@ class RankVerdict(RankFeature):
             host=socket.gethostname(),
             cores=usable_cores(),
             kinds=[
-                Kind(op, name, nbytes, ranks, _source(name), dtype)
+                Kind(op, name, nbytes, ranks, _source(name, op), dtype)
                 for op, name, nbytes, ranks, dtype in kinds
             ],
             calls=calls,
@@ -303,9 +303,13 @@ def _resident_nbytes(counters: bytes) -> int:
     return (resident - shared) * _PAGE_NBYTES
 
 
-def _source(name: str) -> str:
+def _source(name: str, op: str) -> str:
     site = Site.of(name)
-    return source_line(*site)[:_SOURCE_CHARACTERS] if site is not None else ""
+    if site is None:
+        return ""
+    source = source_line(*site)
+    # The notebook looks for the call in it.
+    return source[: max(_SOURCE_CHARACTERS, source.find(op) + len(op))]
 
 
 def _line(file: str, number: int, function: str) -> CodeLine:

@@ -583,9 +583,10 @@ def _whatever_the_size(loop: Loop, small: set[int]) -> float:
 
 def _move_less(kind: Kind) -> str:
     advice = ["Move less data, or less often"]
-    if "reduce" in kind.op:
+    if "reduce" in kind.op.lower():
         advice = ["Make fewer updates with larger batches"]
-    if kind.dtype in ("", "float32", "float64"):
+    # Not of what has no dtype, as pickled objects.
+    if kind.dtype in ("float32", "float64"):
         advice.append("send 16-bit numbers")
     if kind.op.startswith("all_reduce") and not kind.is_made_in_torch:
         advice.append("let DistributedDataParallel move them beside the backward pass")

@@ -122,6 +122,15 @@ def test_a_rank_that_does_not_react_to_an_interrupt_is_named_with_what_ends_it(p
     assert page.state("idle")["interrupt"] == ""
 
 
+def test_an_interrupt_is_not_one_of_the_ranks_that_start_after_it(page: Any) -> None:
+    notebook._asked({"content": {"data": {"interrupt": True}}})
+    toolbar = notebook._of_notebook()
+    assert toolbar is not None
+    assert toolbar.has_interrupted
+    toolbar.stopped()
+    assert page.state("idle")["interrupt"] == ""
+
+
 def test_the_page_says_what_the_next_interrupt_of_a_cell_does(page: Any) -> None:
     page.ranks.roster.reserved = True
     assert page.state("running", "running")["interrupt"] == ""

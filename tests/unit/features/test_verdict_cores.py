@@ -68,6 +68,8 @@ class Container:
         (0.5, 0.25, 60.0, 0.75),
         (2.0, 0.25, 0.5, 0.5),
         (0.5, nan, 60.0, nan),
+        (0.5, 0.25, nan, nan),
+        (inf, 0.0, nan, nan),
     ],
 )
 def test_what_is_left_of_a_limit_is_idle_at_most(monkeypatch, limit, used, idle, found):
@@ -78,6 +80,25 @@ def test_what_is_left_of_a_limit_is_idle_at_most(monkeypatch, limit, used, idle,
     container.used += used
     container.idle += idle
     assert counted.seconds_at(12.0) == pytest.approx(found, nan_ok=True)
+
+
+def test_a_folder_may_name_the_kinds_of_a_group_in_another_order(tmp_path):
+    # As CentOS 7 does; it has a link of each name.
+    files(tmp_path / "groups" / "cpu", cpu__cfs_quota_us="50000", cpu__cfs_period_us="100000")
+    assert limit_of(tmp_path, "4:cpuacct,cpu:/docker/ab").cores == 0.5
+
+
+def test_cores_are_idle_while_programs_wait_for_a_disk(monkeypatch):
+    text = "cpu  1 2 3 400 50 0 0 0\ncpu0 1 2 3 100 20 0 0 0\ncpu1 0 0 0 300 30 0 0 0\nintr 9\n"
+    monkeypatch.setattr(cores, "_TICKS", 100)
+    monkeypatch.setattr(cores.os, "cpu_count", lambda: 2)
+    monkeypatch.setattr(Path, "read_text", lambda _: text)
+    for bound, seconds in (({0, 1}, 4.5), ({0}, 1.2), ({1}, 3.3)):
+        monkeypatch.setattr(cores, "_bound", lambda bound=bound: bound)
+        assert cores._idle_seconds() == seconds
+    # A system that shows a container other numbers.
+    monkeypatch.setattr(cores, "_bound", lambda: {8})
+    assert isnan(cores._idle_seconds())
 
 
 def test_the_idle_time_is_that_of_the_cores_to_which_the_process_is_bound(monkeypatch):

@@ -140,6 +140,42 @@ def test_weights_that_a_function_averages_are_not_compared(jax):
     assert updated_names(source, names) == {"w"}
 
 
+def test_weights_beside_gradients_that_are_reduced_are_compared(jax):
+    def allreduce(x):
+        return x
+
+    def mapped(w, g):
+        return jax.tree.map(lambda p, q: p - 0.1 * allreduce(q), w, g)
+
+    def zipped(w, g):
+        return [p - allreduce(q) for p, q in zip(w, g, strict=True)]
+
+    def twice(w, g):
+        g = [allreduce(q) for q in g]
+        return [p - q for _, (p, q) in enumerate(zip(w, g, strict=True))]
+
+    def named(w, g):
+        return {name: p - allreduce(g[name]) for name, p in w.items()}
+
+    def keys(w, g):
+        for name in w:
+            w[name] = w[name] - allreduce(g[name])
+        return w
+
+    def averaged(w, g):
+        return [allreduce(p) - q for p, q in zip(w, g, strict=True)]
+
+    names = {**variables(jax), "w": 1.0}
+    for step in (mapped, zipped, twice, named, keys, averaged):
+        source = "for at in range(9):\n    g = jax.grad(loss)(w)\n    w = step(w, g)"
+        found = set() if step is averaged else {"w"}
+        assert updated_names(source, {**names, "step": step}) == found, step
+    inside = "w = jax.tree.map(lambda p, q: p - allreduce(q), w, jax.grad(loss)(w))"
+    assert updated_names(f"for at in range(9):\n    {inside}", names) == {"w"}
+    inside = "g = jax.grad(loss)(w)\n    w = jax.tree.map(lambda p, q: allreduce(p) - q, w, g)"
+    assert updated_names(f"for at in range(9):\n    {inside}", names) == set()
+
+
 def test_the_numbers_of_updated_variables_are_taken(jax, monkeypatch):
     tree = SimpleNamespace(
         tree_flatten_with_path=lambda value: ([(key, value[key]) for key in value], None),

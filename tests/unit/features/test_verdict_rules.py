@@ -532,7 +532,8 @@ def test_the_advice_fits_what_is_moved():
         ", or let DistributedDataParallel move them beside the backward pass"
     )
     rows = LARGE._replace(op="allgather", dtype="int64")
-    assert advice(rows) == "Move less data, or less often"
+    objects = LARGE._replace(op="allgather_object", dtype="")
+    assert advice(rows) == advice(objects) == "Move less data, or less often"
 
 
 def test_buckets_of_a_model_on_a_gpu_are_not_said_to_cost_time():

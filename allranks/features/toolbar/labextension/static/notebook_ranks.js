@@ -49,8 +49,20 @@ const lostKey = (/** @type {any} */ context) => `allranks:lost:${context.path}`;
 
 /** @param {any} context @returns {{ size: number, every_cell: boolean } | null} */
 const keptLost = (context) => {
-  const { size, every_cell: everyCell } = JSON.parse(sessionStorage.getItem(lostKey(context)) ?? "{}");
-  return Number.isInteger(size) ? { size, every_cell: Boolean(everyCell) } : null;
+  try {
+    const { size, every_cell: everyCell } = JSON.parse(sessionStorage.getItem(lostKey(context)) ?? "{}");
+    return Number.isInteger(size) ? { size, every_cell: Boolean(everyCell) } : null;
+  } catch { // a browser that stores nothing for this page, as within a page of another server
+    return null;
+  }
+};
+
+/** @param {any} context @param {State | null} lost */
+const keepLost = (context, lost) => {
+  try {
+    if (lost === null) sessionStorage.removeItem(lostKey(context));
+    else sessionStorage.setItem(lostKey(context), JSON.stringify({ size: lost.size, every_cell: lost.every_cell }));
+  } catch { /* refused, or full: then the page that is loaded again does not know of them */ }
 };
 
 const isSize = (/** @type {string} */ options) => /^(-n \d+)?$/.test(options);
@@ -259,7 +271,7 @@ export const makeNotebookRanks = (packages) => {
       this.comm?.dispose();
       if (this.state?.size) {
         this.lost = this.state;
-        sessionStorage.setItem(lostKey(this.context), JSON.stringify(this.lost));
+        keepLost(this.context, this.state);
       }
       Object.assign(this, { state: null, comm: null, known: true, doing: "", text: "", variables: [], missing: "" });
       this.debugger = NO_PAUSES;
@@ -315,7 +327,7 @@ export const makeNotebookRanks = (packages) => {
       else this.state = state;
       if (this.size && this.lost) {
         this.lost = null;
-        sessionStorage.removeItem(lostKey(this.context));
+        keepLost(this.context, null);
       }
       this.changed.emit();
       // Of a page that is loaded while ranks are paused.
