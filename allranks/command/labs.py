@@ -14,6 +14,12 @@ from allranks.errors import UsageError
 _PACKAGE = Path(allranks.__file__).parent
 #: In a wheel, and in a checkout; hatch_build.py copies the labs of a checkout into the wheel.
 _PLACES = (_PACKAGE / "labs", _PACKAGE.parent / "notebooks")
+#: For some labs the packages that they import, and what installs these.
+_NEEDS = (
+    ("Labs 1 to 8 and 13 need", "'allranks[lab]'", ("jupyterlab", "matplotlib")),
+    ("Labs 9 to 11 need", "'allranks[lab,tensorflow]'", ("tensorflow",)),
+    ("Lab 12 needs", "torch scikit-learn", ("torch", "sklearn")),
+)
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -44,10 +50,10 @@ def copy(folder: Path) -> int:
     sys.stdout.write(f"{len(labs) - len(kept)} labs were copied to {folder.resolve()}.\n")
     if kept:
         sys.stdout.write(f"Not overwritten: {', '.join(kept)}\n")
-    if find_spec("jupyterlab") is None:
-        sys.stdout.write(
-            "The labs need more packages. Type: pip install 'allranks[lab,tensorflow]'\n"
-        )
+    for needs, installed_by, packages in _NEEDS:
+        if missing := [each for each in packages if find_spec(each) is None]:
+            what = " and ".join(missing)
+            sys.stdout.write(f"{needs} {what}, not found here. Type: pip install {installed_by}\n")
     sys.stdout.write(f"Type: jupyter lab {folder / labs[0].name}\n")
     return 0
 

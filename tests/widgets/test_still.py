@@ -88,7 +88,7 @@ def test_the_text_names_values_and_the_straggler():
     assert "rank 0 came last in 50 of 50 calls: the others together waited 500 ms for it" in said
     # The seconds of a rank are its own, those of a call the mean of the ranks.
     assert re.search(r"^  rank 1 +50 +500 ms +100 ms$", said, re.MULTILINE)
-    assert re.search(r" calls +mean waiting +mean transfer +busbw +best$", said, re.MULTILINE)
+    assert re.search(r" calls +total waiting +total transfer +busbw +best$", said, re.MULTILINE)
     assert re.search(r"allreduce g +50 × 1 kB +250 ms +100 ms +500 kB/s", said)
 
 

@@ -756,10 +756,10 @@ def crowded(loop: Loop) -> list[Verdict]:
                 Verdict(
                     "host",
                     0.0,
-                    f"other programs, or processes that the ranks have started, use the cores of "
-                    f"{host}, or a container has a limit: "
-                    f"{whose} got {own:.1f} of {cores:g} cores, and their threads had none "
-                    f"for {lost:.0%} of the time in which they could run",
+                    f"{whose} got {own:.1f} of the {cores:g} cores of {host}: for {lost:.0%} of "
+                    "the time in which their threads could run, they had no core. Other "
+                    "programs, or processes that the ranks have started, use the cores, or a "
+                    "container has a limit",
                     "Look with top; start fewer ranks, or fewer threads (OMP_NUM_THREADS=1)",
                     tuple(ranks),
                 )

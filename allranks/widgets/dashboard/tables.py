@@ -186,7 +186,7 @@ def call_table(timings: TimingTable) -> Table:
         for row in rows[:_TABLE_CALLS]
     ]
     # Of all these calls together.
-    head = ["", "calls", "mean waiting", "mean transfer", "busbw", "best"]
+    head = ["", "calls", "total waiting", "total transfer", "busbw", "best"]
     more = f"{len(rows) - _TABLE_CALLS} more kinds of calls" if len(rows) > _TABLE_CALLS else ""
     return Table("", head, told, more)
 

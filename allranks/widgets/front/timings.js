@@ -7,8 +7,8 @@ import { formatBandwidth, formatBytes, formatSeconds } from "./format.js";
 const MANY_ROWS = 16;
 /** @type {Record<string, string>} */
 const EXPLAINED = {
-  "mean waiting": "of all these calls together, the mean of the ranks",
-  "mean transfer": "of all these calls together, the mean of the ranks",
+  "total waiting": "of all these calls together, the mean of the ranks",
+  "total transfer": "of all these calls together, the mean of the ranks",
   busbw: "bus bandwidth, as in nccl-tests: the bytes a second on the link of a rank, to compare with the most that the link can do",
   best: "busbw of the fastest call",
 };
@@ -64,7 +64,7 @@ export class TimingsPanel {
 
   /** @param {import("./types").CallRow[]} calls */
   drawTable(calls) {
-    const head = make("tr", {}, ...["call", "name", "dtype", "size", "calls", "mean waiting", "mean transfer", "busbw", "best"]
+    const head = make("tr", {}, ...["call", "name", "dtype", "size", "calls", "total waiting", "total transfer", "busbw", "best"]
       .map((text) => make("th", { scope: "col", ...(text in EXPLAINED && { title: EXPLAINED[text] }) }, text)));
     // Each call stays where it has come first: the costliest may be another one in a moment.
     for (const call of calls) if (!this.places.has(keyOf(call))) this.places.set(keyOf(call), this.places.size);

@@ -26,10 +26,14 @@ def test_every_lab_is_copied_without_output(tmp_path, capsys):
         assert not any(cell["outputs"] or cell["execution_count"] for cell in cells)
 
 
-def test_without_jupyterlab_it_says_how_to_install_it(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("allranks.command.labs.find_spec", lambda name: None)
+def test_it_says_which_labs_need_a_package_that_is_missing(tmp_path, capsys, monkeypatch):
+    found = {"jupyterlab", "tensorflow", "torch"}
+    monkeypatch.setattr("allranks.command.labs.find_spec", lambda name: name in found or None)
     told = run(tmp_path, capsys).splitlines()
-    assert told[1] == "The labs need more packages. Type: pip install 'allranks[lab,tensorflow]'"
+    assert told[1:-1] == [
+        "Labs 1 to 8 and 13 need matplotlib, not found here. Type: pip install 'allranks[lab]'",
+        "Lab 12 needs sklearn, not found here. Type: pip install torch scikit-learn",
+    ]
 
 
 def test_a_copy_is_kept(tmp_path, capsys):

@@ -687,9 +687,9 @@ def test_a_host_without_free_cores_is_reported():
     assert found.kind == "host"
     # A notebook shows this behind "ranks 0–1 ·".
     assert found.text == (
-        "other programs, or processes that the ranks have started, use the cores of here, or a "
-        "container has a limit: the ranks got 0.6 of 2 cores, and their threads had none for 75% "
-        "of the time in which they could run"
+        "the ranks got 0.6 of the 2 cores of here: for 75% of the time in which their threads "
+        "could run, they had no core. Other programs, or processes that the ranks have started, "
+        "use the cores, or a container has a limit"
     )
 
 
