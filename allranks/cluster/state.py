@@ -264,6 +264,8 @@ class ClusterState:
         self.lost_hosts: dict[str, str] = {}
         #: The process that takes the place of each rank that has died, the last to be started.
         self._pids: dict[int, int] = {}
+        #: Ranks in whose places no process has joined: the next end of any process is their death.
+        self._vacant: set[int] = set()
 
     def set_phase(self, phase: str, why: str = "") -> None:
         """``why`` is the reason if the ranks are lost, or stopped."""
@@ -374,7 +376,7 @@ class ClusterState:
 
     def is_outdated(self, end: ProcessExit) -> bool:
         """Whether the end is left from a replacement that did not succeed."""
-        return end.pid != self._pids.get(end.rank, end.pid)
+        return end.rank not in self._vacant and end.pid != self._pids.get(end.rank, end.pid)
 
     def is_no_news(self, end: ProcessExit) -> bool:
         """Whether this end is known, outdated, or follows from the loss of a host."""
@@ -404,8 +406,7 @@ class ClusterState:
             case HostLost(end, ranks):
                 return self._lose_host(end, ranks)
             case NotJoined(ranks):
-                for rank in set(ranks) - self.hellos.keys():
-                    self._pids.pop(rank, None)
+                self._vacant |= set(ranks) - self.hellos.keys()
             case DiedBefore(hello):
                 self.hellos.setdefault(hello.rank, hello)
             case Seating():
@@ -451,6 +452,7 @@ class ClusterState:
 
     def _note_death(self, end: ProcessExit) -> tuple[Left, ...]:
         self.new.discard(end.rank)
+        self._vacant.discard(end.rank)
         (self.died_again if end.rank in self.dead else self.dead)[end.rank] = end
         # With its last rank the cluster has ended: no variables are left.
         if not self.alive:
@@ -464,4 +466,5 @@ class ClusterState:
         self.lost_hosts = {host: why for host, why in losses.items() if host in hosts}
         self.ends.clear()
         self.new.clear()
+        self._vacant.clear()
         self.begun_epoch, self.ended_epoch = 0, -1

@@ -36,7 +36,7 @@ class Step(Enum):
     ``LOST``: all ranks have ended, or must end.
     """
 
-    SEATING = "being seated"
+    SEATING = "waiting to be replaced"
     HEALING = "being replaced"
     SAVING = "saving variables"
     PLACING = "being placed"
@@ -318,22 +318,23 @@ class Recovery:
 
     def interrupted(self) -> None:
         self.presses += 1
-        if not self._replaces and self.step is Step.RESTORING:
-            self._end_reading("you have interrupted it")
+        often = "interrupted it twice" if self._replaces else "interrupted it"
+        if self.step is Step.RESTORING and (self.presses > 1 or not self._replaces):
+            # All ranks are up: nothing is left to wait for but what new ones had kept.
+            self._end_reading(f"you have {often}")
         elif self.presses > 1 and self.step in (Step.SEATING, Step.HEALING):
             self._lose(f"replacing {label(sorted(self._dead))} was interrupted twice")
         elif self.presses > 1 and not self.is_over:
             self._lose("you have interrupted it twice")
+        elif not self.is_over and (waits := self._waits_for()):
+            self._say(f"{label(waits)}: {self.step.value}; {self._cost_of_interrupts}")
 
     def time_is_over(self) -> None:
         if not self._seconds:
             return
         waits, took = label(self._waits_for()), f"it took {self._seconds:g} s"
         if self._seconds_left:
-            then = "interrupt to go on without it"
-            if self._replaces:
-                then = "wait for that: interrupting twice kills all ranks, with their variables"
-            self._say(f"{waits}: still {self.step.value}; {then}")
+            self._say(f"{waits}: still {self.step.value}; {self._cost_of_interrupts}")
             self.commands.append(Limit(self._seconds_left))
             self._seconds_left = 0.0
         elif self.step is Step.SEATING:
@@ -544,9 +545,18 @@ class Recovery:
     def _waits_for(self) -> list[int]:
         if self.step is Step.STARTING:
             return sorted(self.before.keys() - self._came)
-        if self.step is Step.HEALING:
+        if self.step in (Step.SEATING, Step.HEALING):
             return sorted(self._dead)
         return sorted(set(self._asked) - self._answers.keys() - self._dead.keys())
+
+    @property
+    def _cost_of_interrupts(self) -> str:
+        if not self._replaces:
+            return "interrupt to go on without it"
+        more = "interrupting once more" if self.presses else "interrupting twice"
+        if self.step is Step.RESTORING:
+            return f"{more} goes on without it"
+        return f"wait for that: {more} kills all ranks, with their variables"
 
     def _look(self) -> None:
         """Ends the step if what it waits for is there."""

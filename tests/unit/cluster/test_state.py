@@ -308,6 +308,21 @@ def test_a_place_that_no_process_has_taken_is_that_of_the_rank_that_died():
     assert ranks.hellos == {1: hello(1, 2)}
 
 
+def test_of_a_place_that_no_process_has_taken_one_end_counts_and_that_of_the_process_to_take_it():
+    ranks = up()
+    ranks.hellos.pop(1)
+    ranks.apply(Replaces(1, 9))
+    ranks.apply(NotJoined([1]))
+    ranks.apply(DiedBefore(hello(1, 8)))
+    assert ranks.apply(end(1, 8)) == (Deaths((end(1, 8),)),)
+    # Those of the processes before come again, with the one before that.
+    for event in (end(1, 2), Replaces(1, 8), end(1, 8), Replaces(1, 9)):
+        assert ranks.apply(event) == ()
+    assert ranks.apply(end(1, 2)) == ()
+    assert ranks.died_again == {}
+    assert ranks.apply(end(1, 9)) == (Deaths((end(1, 9),), again=True),)
+
+
 def test_ranks_that_are_started_again_begin_without_deaths_but_with_losses_of_their_hosts():
     ranks = up()
     ranks.apply(HostLost(lost("h1"), (3,)))

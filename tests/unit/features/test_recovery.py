@@ -129,8 +129,8 @@ TABLE = {
     (S.SAVING, ""): (S.SAVING, S.SAVING, S.PLACING, S.PLACING, S.SAVING, S.LOST),
     (S.STARTING, ""): (S.PLACING, S.PLACING, S.PLACING, S.PLACING, S.STARTING, S.LOST),
     (S.LOADING, ""): (S.PLACING, S.PLACING, S.PLACING, S.PLACING, S.LOADING, S.LOST),
-    (S.RESTORING, "settle"): (S.SEATING, S.SAVING, S.LOST, S.UP, S.RESTORING, S.LOST),
-    (S.RESTORING, "restore"): (S.SEATING, S.SAVING, S.LOST, S.UP, S.RESTORING, S.LOST),
+    (S.RESTORING, "settle"): (S.SEATING, S.SAVING, S.LOST, S.UP, S.RESTORING, S.UP),
+    (S.RESTORING, "restore"): (S.SEATING, S.SAVING, S.LOST, S.UP, S.RESTORING, S.UP),
 }
 ROWS = [
     pytest.param(step, request_, event, then, id=f"{step.name} {request_} {event.__name__}")
@@ -294,8 +294,33 @@ def test_what_takes_long_is_said_with_the_ranks_that_are_waited_for():
     played.recovery.time_is_over()
     played.obey()
     assert played.said.endswith(
-        "ranks 4–5: still reading what was kept; wait for that: interrupting twice kills all "
-        "ranks, with their variables\n"
+        "ranks 4–5: still reading what was kept; interrupting twice goes on without it\n"
+    )
+
+
+def test_an_interrupt_is_answered_with_what_the_next_one_costs():
+    played = Played(Step.HEALING)
+    played.recovery.interrupted()
+    played.obey()
+    assert played.said.endswith(
+        "rank 3: being replaced; wait for that: interrupting once more kills all ranks, with "
+        "their variables\n"
+    )
+    played.go_on(Step.RESTORING, requests.RESTORE)
+    played.recovery.time_is_over()
+    played.obey()
+    assert played.said.endswith(
+        "rank 3: still reading what was kept; interrupting once more goes on without it\n"
+    )
+
+
+def test_two_interrupts_while_new_ranks_read_what_was_kept_cost_only_that():
+    played = Played(Step.RESTORING, requests.RESTORE)
+    press_twice(played.recovery)
+    assert played.recovery.step is Step.UP
+    assert text_of(played.recovery, 1.0) == (
+        "rank 3 was replaced and has no variables: you have interrupted it twice; "
+        "ranks 0–2, 4–5 kept theirs (1.0 s)"
     )
 
 
