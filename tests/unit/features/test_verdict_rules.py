@@ -706,7 +706,7 @@ def test_a_limit_of_cores_that_the_ranks_use_up_is_no_other_program():
     assert kinds(parts) == ["host"]
     assert kinds(each_rank(parts, cores=0.5)) == []
     (found,) = verdicts(each_rank(parts, cores=1.5))
-    assert "the ranks got 0.5 of 1.5 cores" in found.text
+    assert "the ranks got 0.5 of the 1.5 cores of here" in found.text
 
 
 def test_data_that_are_read_in_a_thread_are_named_before_a_busy_host():
@@ -726,7 +726,7 @@ def test_data_that_are_read_in_a_thread_are_named_before_a_busy_host():
 def test_a_busy_one_of_several_hosts_is_reported_with_its_ranks():
     ready = {0: 0.9, 1: 0.9, 2: 0.0}
     parts = cell([varied] * 3, ready=ready, busy=0.3, hosts=["h1", "h1", "h2"])
-    assert any("limit: ranks 0–1 got 0.6 of 2 cores" in one.text for one in verdicts(parts))
+    assert any("ranks 0–1 got 0.6 of the 2 cores of h1" in one.text for one in verdicts(parts))
 
 
 # ---- wrong
