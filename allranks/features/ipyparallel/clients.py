@@ -78,11 +78,9 @@ class RankClients:
 
     def _close(self) -> None:
         for client in [*self._made, *self._adopted]:
-            # What ipyparallel raises here must not hide why the ranks have ended.
-            with suppress(Exception):
-                if not client._closed:
-                    _end_requests(client)
-                client.close()
+            if not client._closed:
+                _end_requests(client)
+            client.close()
             client.send_apply_request = client.send_execute_request = _refuse
         self._made.clear()
         self._files.close()
@@ -137,8 +135,8 @@ def _end_requests(client: Any) -> None:
 
 def _refuse(*_arguments: object, **_options: object) -> None:
     raise UsageError(
-        "expected ranks of this client, found that they have ended. If no others run, type: "
-        "%distributed start   Then: rc = ipp.Client()   and make its views again"
+        "expected ranks of this client, found that they have ended. Type: rc = ipp.Client()   "
+        "and make its views again"
     )
 
 

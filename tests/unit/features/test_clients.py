@@ -157,7 +157,7 @@ def test_a_client_fails_at_once_after_the_ranks_have_ended():
     RankClients(ranks).adopt(made)
     ranks.at_end.close()
     assert calls == [(0, "e0"), (1, "e1"), "closed"]
-    with pytest.raises(UsageError, match=r"have ended\..*Then: rc = ipp\.Client\(\)"):
+    with pytest.raises(UsageError, match=r"have ended\. Type: rc = ipp\.Client\(\)"):
         made.send_apply_request("socket", print)
 
 
