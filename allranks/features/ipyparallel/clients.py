@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import time
-import weakref
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -39,8 +38,6 @@ class RankClients:
         self.information: dict[str, Any] = {}
         self._ranks = ranks
         self._made: list[ipyparallel.Client] = []
-        #: Those that the user has made of these ranks.
-        self._adopted: weakref.WeakSet[Any] = weakref.WeakSet()
         #: How ipyparallel's controller has ended; "" if it has not.
         self._controller_end = ""
         self._files = ConnectionFiles(ranks.size)
@@ -72,16 +69,9 @@ class RankClients:
             self._is_over = True
         self._close()
 
-    def adopt(self, client: Any) -> None:
-        """Closes this client, too, when the ranks end: its requests would wait for ever."""
-        self._adopted.add(client)
-
     def _close(self) -> None:
-        for client in [*self._made, *self._adopted]:
-            if not client._closed:
-                _end_requests(client)
+        for client in self._made:
             client.close()
-            client.send_apply_request = client.send_execute_request = _refuse
         self._made.clear()
         self._files.close()
 
@@ -125,19 +115,6 @@ class RankClients:
             made.close()
             raise
         return made
-
-
-def _end_requests(client: Any) -> None:
-    """Lets the requests fail that are not answered yet: as those of an engine that has died."""
-    for number, engine in list(client._engines.items()):
-        client._handle_stranded_msgs(number, engine)
-
-
-def _refuse(*_arguments: object, **_options: object) -> None:
-    raise UsageError(
-        "expected ranks of this client, found that they have ended. Type: rc = ipp.Client()   "
-        "and make its views again"
-    )
 
 
 def show_sources(client: Any) -> None:

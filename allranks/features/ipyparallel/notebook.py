@@ -48,14 +48,11 @@ class ClientPatch:
         def init(client: Any, connection_info: Any = None, **options: Any) -> None:
             named = any(map(options.get, _NAMES_FILE))
             # ``Cluster.from_file()`` has read the file although its user has named none.
-            own = None
             if not named and (connection_info is None or options.get("cluster") is not None):
-                own = self._own(options)
-            plain(client, own or connection_info, **options)
+                connection_info = self._own(options) or connection_info
+            plain(client, connection_info, **options)
             NotebookClients.holds_cells = _REQUEST
             client_requests.follow(client)
-            if own is not None and (running := cluster.running()) is not None:
-                running.cells.hooks.command("adopt_client", client)
 
         kind.__init__ = init
         from ipyparallel.client.asyncresult import AsyncResult
@@ -99,15 +96,13 @@ def _profile(options: dict[str, Any]) -> Path:
 class NotebookClients(NotebookFeature):
     """Patches ``Client`` as long as the extension is loaded, and names its magics in hints."""
 
-    commands = frozenset({"client", "connection_information", "adopt_client"})
+    commands = frozenset({"client", "connection_information"})
     _undo = ExitStack()
 
     def started(self, cluster: ClusterContext) -> None:
         self._clients = RankClients(cluster)
 
     def command(self, name: str, *arguments: Any) -> Any:
-        if name == "adopt_client":
-            return self._clients.adopt(*arguments)
         if name != "client":
             return self._clients.information
         self.holds_cells = _REQUEST

@@ -58,11 +58,8 @@ def options(request, tmp_path):
     return {name: text.format(home=tmp_path) for name, text in request.param.items()}
 
 
-def client(ranks, *given, adopted=None, **options):
-    hooks = SimpleNamespace(command=lambda *command: adopted is None or adopted.append(command))
-    cells = SimpleNamespace(hooks=hooks)
-    found = SimpleNamespace(connection_information=lambda: OWN, cells=cells)
-    running = found if ranks else None
+def client(ranks, *given, **options):
+    running = SimpleNamespace(connection_information=lambda: OWN) if ranks else None
     with ExitStack() as undo, pytest.MonkeyPatch.context() as patch:
         patch.setattr(cluster, "session", SimpleNamespace(running=running))
         ClientPatch(undo)
@@ -133,32 +130,6 @@ def test_who_asks_for_a_client_learns_that_the_controller_has_ended():
     with pytest.raises(UsageError, match=r"it was killed by signal 9.*controller\.log"):
         clients.client()
     ranks.at_end.close()
-
-
-def test_a_client_of_these_ranks_is_known_to_them(security, connected):
-    adopted = []
-    client(True, adopted=adopted)
-    client(True, {"of": "another notebook"}, adopted=adopted)
-    ((name, made),) = adopted
-    assert (name, type(made)) == ("adopt_client", Client)
-
-
-def test_a_client_fails_at_once_after_the_ranks_have_ended():
-    class Made:
-        _closed, _engines = False, {0: "e0", 1: "e1"}
-
-        def _handle_stranded_msgs(self, *engine):
-            calls.append(engine)
-
-        def close(self):
-            calls.append("closed")
-
-    ranks, calls, made = ClusterContext(2, lambda *_: None, starts_ranks=True), [], Made()
-    RankClients(ranks).adopt(made)
-    ranks.at_end.close()
-    assert calls == [(0, "e0"), (1, "e1"), "closed"]
-    with pytest.raises(UsageError, match=r"have ended\. Type: rc = ipp\.Client\(\)"):
-        made.send_apply_request("socket", print)
 
 
 def test_files_are_removed_at_the_end_and_not_written_after_it(security):
