@@ -230,10 +230,7 @@ def _whole(value: ast.AST) -> Iterator[str]:
     if isinstance(value, ast.Subscript):
         yield from _whole(value.value)
         return
-    if isinstance(value, ast.Name):
-        yield value.id
-    elif isinstance(value, ast.Attribute) and value.attr in _GRADIENTS | _REDUCTIONS:
-        yield value.attr
+    yield from _named(value)
     for inner in ast.iter_child_nodes(value):
         yield from _whole(inner)
 
@@ -258,10 +255,14 @@ def _assigned(tree: ast.AST) -> Iterator[tuple[str, set[str]]]:
 
 def _read(value: ast.AST) -> Iterator[str]:
     for one in ast.walk(value):
-        if isinstance(one, ast.Name):
-            yield one.id
-        elif isinstance(one, ast.Attribute) and one.attr in _GRADIENTS | _REDUCTIONS:
-            yield one.attr
+        yield from _named(one)
+
+
+def _named(value: ast.AST) -> Iterator[str]:
+    if isinstance(value, ast.Name):
+        yield value.id
+    elif isinstance(value, ast.Attribute) and value.attr in _GRADIENTS | _REDUCTIONS:
+        yield value.attr
 
 
 def _names_below(name: str, variables: Mapping[str, Any]) -> set[str]:
