@@ -99,9 +99,10 @@ def step_through(lab: Lab, steps: int, shown: int, chosen: int) -> None:
     lab.command("allranks:show")
 
     cell = page.locator(".jp-Notebook .jp-Cell").nth(1)
-    cell.locator(".cm-breakpoint-gutter .cm-gutterElement").nth(2).click()
-    # Where the debugger was started twice, JupyterLab shows two in one line.
-    expect(cell.locator(".cm-breakpoint-icon").first).to_be_visible()
+    # The gutter's first element is a hidden one, which keeps its width.
+    of_line_2 = cell.locator(".cm-breakpoint-gutter > .cm-gutterElement").nth(2)
+    of_line_2.click()
+    expect(of_line_2.locator(".cm-breakpoint-icon")).to_be_visible()
     # JupyterLab shows it at once, and has no order of it and a cell that is run next.
     while not any(one["breakpoints"] for one in page.evaluate(DEBUG_INFO)["breakpoints"]):
         pass
