@@ -14,8 +14,8 @@ import sys
 import tempfile
 import traceback
 import warnings
-from collections.abc import Callable, Mapping, MutableMapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from allranks import python_path
@@ -124,6 +124,23 @@ def keep_temporary_files_in(folder: str) -> None:
     multiprocessing.current_process()._config["tempdir"] = folder  # type: ignore[attr-defined]
     if not _has_ipython_folder(folder):
         os.environ["IPYTHONDIR"] = os.path.join(folder, "ipython")
+
+
+@contextmanager
+def mpi_files_in(folder: str) -> Iterator[None]:
+    """While MPI starts, it makes its files in the session's folder, whatever happens.
+
+    The launcher names that folder. If it has died by then, Open MPI makes one in `TMPDIR`, and a
+    rank that is killed leaves it.
+    """
+    before = os.environ.get("TMPDIR")
+    os.environ["TMPDIR"] = folder
+    try:
+        yield
+    finally:
+        del os.environ["TMPDIR"]
+        if before is not None:
+            os.environ["TMPDIR"] = before
 
 
 def _has_ipython_folder(temporary: str) -> bool:

@@ -131,7 +131,10 @@ class Rank:
         libraries.keep_temporary_files_in(self._config.session_dir)
         code_names.name_folder(self._connection["key"])
         self._features.starting()
-        with processes.sleeping_longer(self._config.ranks_here):
+        with (
+            processes.sleeping_longer(self._config.ranks_here),
+            libraries.mpi_files_in(self._config.session_dir),
+        ):
             if self._config.can_replace and not self._config.several_hosts:
                 # Only replacement ranks connect to these ports.
                 under_mpi.load_mpi()

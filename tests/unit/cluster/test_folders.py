@@ -18,6 +18,8 @@ from allranks import own_files
 from allranks.cluster import kept_folders, log_folder, session_folder
 from allranks.cluster.launchers import mpiexec
 from allranks.errors import UsageError
+from tests.kernel import wait_until
+from tests.mpi import launch
 
 
 @pytest.fixture(autouse=True)
@@ -361,3 +363,28 @@ def test_a_socket_that_accepts_nothing_delays_no_start(monkeypatch, whose):
             )
         session_folder.name_session_folder()
         assert folder.exists()
+
+
+def test_mpi_whose_launcher_has_died_leaves_its_files_in_the_folder_of_the_session(tmp_path):
+    temporary, session, said = (tmp_path / name for name in ("temporary", "session", "said"))
+    temporary.mkdir()
+    session.mkdir()
+    source = f"""
+import os, signal
+from pathlib import Path
+from allranks.engine import libraries
+from tests.kernel import wait_until
+launcher = os.getppid()
+os.kill(launcher, signal.SIGKILL)
+wait_until(lambda: os.getppid() != launcher)
+os.environ["TMPDIR"] = {str(temporary)!r}
+with libraries.mpi_files_in({str(session)!r}):
+    from mpi4py import MPI
+Path({str(said)!r}).write_text(os.environ["TMPDIR"] + "\\n")
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    launch.mpiexec(1, "-c", source)
+    # The rank outlives its launcher.
+    wait_until(lambda: said.exists() and said.read_text() == f"{temporary}\n")
+    assert list(temporary.iterdir()) == []
+    assert ["ompi." in each.name for each in session.iterdir()] == [True]
