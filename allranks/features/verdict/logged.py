@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from array import array
+from collections import Counter
 from typing import Any
 
 from allranks.features.verdict import LEAST_STEPS
@@ -13,6 +14,9 @@ from allranks.records.telemetry import Points
 
 #: More curves are not looked at.
 _MOST_CURVES = 10_000
+#: A loss that was NaN in so few of its steps, and of so many numbers, was meant to be a number
+#: there, if it is one on other ranks. A batch that comes again may have made it NaN.
+_PASSING_PART, _PASSING_VALUES = 0.25, 40
 #: Fewer values prove nothing, as of a metric that is measured twice at the beginning. There may be
 #: a value for each epoch only.
 _LEAST_VALUES = 10
@@ -31,6 +35,8 @@ class NotNumbers:
         self._not_numbers: dict[tuple[int, str, str], tuple[float, int]] = {}
         #: How often in a row it was NaN before it was a number, for each that ever was one.
         self._gaps: dict[tuple[int, str, str], int] = {}
+        #: Of those that were NaN and are numbers again: the first such step, and how often it was.
+        self._passed: dict[tuple[int, str, str], tuple[float, int]] = {}
         #: How often it was a number.
         self._numbers: dict[tuple[int, str, str], int] = {}
 
@@ -60,14 +66,18 @@ class NotNumbers:
         """The member of an ensemble runs again, from the beginning."""
         rows: list[dict[tuple[int, str, str], Any]]
         rows = [self._logged, self._reached, self._not_numbers, self._gaps, self._numbers]
+        rows.append(self._passed)
         for row in rows:
             for key in [key for key in row if key[0] == member]:
                 del row[key]
 
     def _take_numbers(self, key: tuple[int, str, str], count: int) -> None:
         self._numbers[key] = self._numbers.get(key, 0) + count
-        _, times = self._not_numbers.pop(key, (0.0, 0))
+        step, times = self._not_numbers.pop(key, (0.0, 0))
         self._gaps[key] = max(times, self._gaps.get(key, 0))
+        if times:
+            first, before = self._passed.get(key, (step, 0))
+            self._passed[key] = first, before + times
 
     @property
     def steps(self) -> int:
@@ -102,6 +112,25 @@ class NotNumbers:
             for key, (step, times) in self._not_numbers.copy().items()
             if times >= LEAST_STEPS and not self._numbers.get(key)
         ]
+
+    def causes(self) -> list[NotANumber]:
+        return self.not_numbers() or self._passing()
+
+    def _passing(self) -> list[NotANumber]:
+        """Returns the losses that were NaN in a few steps on some ranks, and not on the others.
+
+        Other values may not be defined in each step, as a share of none.
+        """
+        found = [
+            NotANumber(name, rank, step, member, passing=times)
+            for (rank, name, member), (step, times) in self._passed.copy().items()
+            if "loss" in name.lower()
+            and times <= _PASSING_PART * self._numbers.get((rank, name, member), 0)
+            and self._numbers[rank, name, member] >= _PASSING_VALUES
+        ]
+        curves = Counter((one.name, one.member) for one in found)
+        ranks = Counter((name, member) for _, name, member in self._logged.copy())
+        return [one for one in found if curves[one[0], one[3]] < ranks[one[0], one[3]]]
 
     def not_numbers(self, least: int = NOT_NUMBERS) -> list[NotANumber]:
         """Returns the values that are NaN now, ``least`` times in a row at least."""

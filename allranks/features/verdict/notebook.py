@@ -150,7 +150,7 @@ class NotebookVerdict(NotebookFeature):
         self.arriving = ()
         if watched is None or time.monotonic() - watched.began < _LEAST_SECONDS:
             return
-        if not watched.loops and not watched.trains and not watched.logged.not_numbers():
+        if not watched.loops and not watched.trains and not watched.logged.causes():
             return
         try:
             line = self._line_of(watched)
@@ -189,7 +189,7 @@ class NotebookVerdict(NotebookFeature):
             number=ranks[0].number,
             ranks=ranks,
             logged=watched.logged.steps,
-            not_numbers=watched.logged.not_numbers() or watched.logged.never_numbers(),
+            not_numbers=watched.logged.causes() or watched.logged.never_numbers(),
             left=left,
             waits_at=waits_at,
             well=watched.well,

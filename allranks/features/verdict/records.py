@@ -146,7 +146,7 @@ class Model:
     ``checksums`` are those of some numbers of each array, by how many steps the optimizer had made;
     ``before`` are those at the beginning of the next step, as after an average of the weights.
     ``numbers`` are these numbers after ``sampled`` steps: at the cell's end, or before the model
-    was gone.
+    was gone. ``settings`` are those of the optimizer before its first step, as its learning rate.
     """
 
     names: Sequence[str]
@@ -156,6 +156,7 @@ class Model:
     checksums: Mapping[int, Sequence[int]]
     numbers: Sequence[Sequence[float]]
     before: Mapping[int, Sequence[int]] = field(default_factory=dict)
+    settings: str = ""
 
     @property
     def arrays(self) -> list[tuple[str, int]]:
@@ -218,6 +219,7 @@ class RankPart:
                         for row in (one.checksums, one.before)
                     ),
                     [len(numbers) for numbers in one.numbers],
+                    one.settings,
                 ]
                 for one in models
             ],
@@ -245,8 +247,9 @@ class RankPart:
                 checksums=dict(sums),
                 numbers=[[*islice(rest, n)] for n in lengths],
                 before=dict(before),
+                settings=settings,
             )
-            for names, nbytes, steps, sampled, sums, before, lengths in content["models"]
+            for names, nbytes, steps, sampled, sums, before, lengths, settings in content["models"]
         ]
         followed = len(models) - content["updated"]
         return cls(
@@ -281,7 +284,8 @@ class RankPart:
 class NotANumber(NamedTuple):
     """A logged value that is NaN on a rank from a step on, until the cell's end.
 
-    ``always``: it never was a number, as one that is not measured in this cell.
+    ``always``: it never was a number, as one that is not measured in this cell. ``passing``: in how
+    many steps it was NaN, if it was a number in the others, also later.
     """
 
     name: str
@@ -289,6 +293,7 @@ class NotANumber(NamedTuple):
     step: float
     member: str = ""
     always: bool = False
+    passing: int = 0
 
 
 @frozen

@@ -48,7 +48,7 @@ def wrong(cell: CellParts, loop: Loop | None) -> list[Verdict]:
     """Returns the causes of wrong results; one that takes no part of the time is a note."""
     spread = spread_not_finite(cell)
     return [
-        *(mixed_lines(cell) or left_out_line(cell)),
+        *(mixed_lines(cell) or left_out_line(cell) or crossed_lines(cell)),
         *(spread or not_a_number(cell)),
         *(different_weights(cell, loop) or different_variables(cell, loop)),
         *same_data(cell),
@@ -147,6 +147,44 @@ def left_out_line(cell: CellParts) -> list[Verdict]:
     ]
 
 
+def crossed_lines(cell: CellParts) -> list[Verdict]:
+    """Two calls with the same source on all ranks, which some ranks make in the other order.
+
+    Branches of an ``if`` have lines of their own, and these two calls never meet themselves.
+    """
+    rows = {part.rank: _calls_in_order(part, len(cell.ranks)) for part in cell.ranks}
+    first, *_ = rows.values()
+    other = next((row for row in rows.values() if row != first), first)
+    # Calls that are left out shift all later ones.
+    if cell.left or len({len(row) for row in rows.values()}) > 1:
+        return []
+    if len({part.left_out for part in cell.ranks}) > 1:
+        return []
+    met = Counter(zip(first, other, strict=True))
+    pairs = Counter({(_source_of(a), _source_of(b)): 0 for a, b in met})
+    for (a, b), count in met.items():
+        pairs[_source_of(a), _source_of(b)] += count
+    for (a, b), count in met.items():
+        one, two = _source_of(a), _source_of(b)
+        crosses = one != two and count == pairs[one, two] == pairs[two, one] >= LEAST_STEPS
+        if not crosses or pairs[one, one] or pairs[two, two]:
+            continue
+        alike = tuple(rank for rank, row in rows.items() if row == first)
+        others = tuple(rank for rank in rows if rank not in alike)
+        return [
+            Verdict(
+                "mixed",
+                1.0,
+                f"{label(alike)} called {a[1]} where {label(others)} called {b[1]}, and the other "
+                f"way round, {count:,} times: {a[0]} combined values of different lines, and the "
+                "results are wrong",
+                "Make both calls in the same order on every rank",
+                others,
+            )
+        ]
+    return []
+
+
 def pairs_unlike_lines(cell: CellParts) -> bool:
     """Whether a call of one line met that of another one, and all ranks call both lines."""
     rows = [_calls_in_order(part, len(cell.ranks)) for part in cell.ranks]
@@ -173,6 +211,11 @@ def _missing(
         missing += whole[at:found]
         at = found + 1
     return missing, []
+
+
+def _source_of(call: _CallOfLine) -> tuple[str, str]:
+    """Returns the operation and the source of a call, which other lines may have, too."""
+    return call[0], call[1].partition(" ")[2]
 
 
 def _is_at(call: _CallOfLine, line: int | None) -> bool:
@@ -220,6 +263,18 @@ def not_a_number(cell: CellParts) -> list[Verdict]:
             )
         ]
     others = f", later on {label(sorted(later))}" if later else ""
+    if times := max(one.passing for one in same):
+        steps = "1 step" if times == 1 else f"{times} steps"
+        return [
+            Verdict(
+                "nan",
+                1.0,
+                f"{value} was NaN in {steps} on {label(ranks)}, first in step {first:g}, and a "
+                "number in all others",
+                f"Look at the batch of step {first:g} there, and at divisions and logarithms",
+                ranks,
+            )
+        ]
     return [
         Verdict(
             "nan",
@@ -420,6 +475,8 @@ def _compared(cell: CellParts, loop: Loop | None, models: list[Model]) -> Verdic
     if reduced is None:
         return None
     if not reduced:
+        if len({model.settings for model in models}) > 1:
+            return None  # a search for the best ones
         return Verdict(
             "alone",
             0.0,

@@ -48,9 +48,9 @@ MORE_WORK = 0.3
 #: A line is a rank's own, if it spends this many times more there than a rank that is as slow.
 ALONE = 4.0
 #: A look that comes later than this part of what it explains may have missed it: short work has
-#: ended before the interpreter lets the thread in that looks. By how many deviations of such looks
-#: the time at a line has to differ.
-IN_TIME, SURE = 0.25, 2.5
+#: ended before the interpreter lets the thread in that looks, after 5 ms mostly. By how many
+#: deviations of such looks the time at a line has to differ.
+IN_TIME, SURE = 0.5, 2.5
 #: A function that a line calls explains at least this part of the time at that line.
 FOLLOWED = 0.6
 #: What all ranks have to do for this part of the time, to be named: so much may be gained.

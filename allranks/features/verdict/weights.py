@@ -43,6 +43,9 @@ class Followed:
         """The steps that an optimizer had counted itself before."""
         self._checksums: dict[int, list[int]] = {}
         self._before: dict[int, list[int]] = {}
+        self._settings = ""
+        with suppress(Exception):
+            self._settings = _settings_of(of)
         #: The last sample: at which step, and of each array its name, its bytes and the numbers.
         self._sampled: tuple[int, list[tuple[str, int, Any]]] = (0, [])
 
@@ -125,7 +128,18 @@ class Followed:
             checksums=self._checksums,
             numbers=[[float(number) for number in some] for _, _, some in found],
             before=self._before,
+            settings=self._settings,
         )
+
+
+def _settings_of(of: Any) -> str:
+    """Returns the settings of an optimizer, or of that of a model."""
+    groups = getattr(of, "param_groups", None)
+    if groups is None:
+        settings = getattr(of, "optimizer", of).get_config()
+        return str({**settings, "name": ""})
+    plain = (bool, int, float, str, tuple)
+    return str([[(k, v) for k, v in one.items() if isinstance(v, plain)] for one in groups])
 
 
 def _checksums(found: Sequence[tuple[str, int, Any]]) -> list[int]:

@@ -237,6 +237,22 @@ def test_a_value_that_was_never_measured_or_has_recovered_is_no_cause(feature):
         assert run(feature, Shown(SLOW), points(0, pairs)) == []
 
 
+def test_a_loss_that_is_nan_in_a_few_steps_of_some_ranks_is_named(feature):
+    nan = float("nan")
+    numbers = [(step, 1.0) for step in range(100)]
+    lost = [(step, nan if step in (8, 70) else 1.0) for step in range(102)]
+    shown = Shown(each_rank(SLOW, calls=[]))
+    (line,) = run(feature, shown, points(0, numbers), points(1, lost))
+    assert line == (
+        "loss was NaN in 2 steps on rank 1, first in step 8, and a number in all others. Look at "
+        "the batch of step 8 there, and at divisions and logarithms"
+    )
+    # It may be one that is not measured in each step.
+    often = [(step, nan if step % 3 == 0 else 1.0) for step in range(100)]
+    assert run(feature, Shown(SLOW), points(0, numbers), points(1, often)) == []
+    assert run(feature, Shown(SLOW), points(0, lost), points(1, lost)) == []
+
+
 def test_members_of_an_ensemble_that_log_nan_are_named(feature):
     logged = feature.command("members")
     nan = float("nan")

@@ -16,7 +16,7 @@ from allranks.features.verdict.records import (
     Model,
 )
 from allranks.features.verdict.rules import verdicts
-from tests.unit.features.recorded_cells import GRADIENTS, cell
+from tests.unit.features.recorded_cells import GRADIENTS, cell, each_rank
 
 NAMES, NBYTES = ["net.0.weight", "net.0.bias", "net.2.weight"], [60_000, 200, 39_800]
 DOUBLING = [0, 1, 2, 4, 8, 16, 32, 64, 128, 256]
@@ -115,6 +115,35 @@ def test_a_call_that_a_rank_skips_is_named_in_place_of_different_numbers_of_step
     rest = every[:-2]
     (said,) = verdicts(with_calls({0: steps_of(30, 5, 9, 17), 1: rest, 2: rest}, **WAITS))
     assert "rank 0 left out In[3]:12 `allreduce(accuracy)`, 3 times, and" in said.text
+
+
+#: The lines of a branch for rank 0, and of one for the others, with the same two calls.
+BRANCHES = [
+    Kind("allreduce", f"In[3]:{line}", 8, 3, f"{name} = allreduce({name})")
+    for line, name in ((5, "error"), (6, "right"), (8, "right"), (9, "error"))
+]
+
+
+def with_branches(*orders: Sequence[int]) -> CellParts:
+    parts = with_calls({rank: [*order] * 30 for rank, order in enumerate(orders)})
+    return each_rank(parts, kinds=BRANCHES)
+
+
+def test_two_calls_in_another_order_on_some_ranks_are_named():
+    (said,) = verdicts(with_branches((0, 1), (2, 3), (2, 3)))
+    assert (said.kind, said.ranks) == ("mixed", (1, 2))
+    assert str(said) == (
+        "rank 0 called In[3]:5 `error = allreduce(error)` where ranks 1–2 called In[3]:8 `right = "
+        "allreduce(right)`, and the other way round, 30 times: allreduce combined values of "
+        "different lines, and the results are wrong. Make both calls in the same order on every "
+        "rank"
+    )
+
+
+def test_branches_with_the_same_calls_in_the_same_order_or_other_calls_are_no_mistake():
+    assert found(with_branches((0, 1), (3, 2), (0, 1))) == []
+    assert found(with_branches((0, 0), (2, 2), (2, 2))) == []
+    assert found(with_branches((0, 1, 0, 1), (2, 3, 0, 1), (0, 1, 0, 1))) == []
 
 
 def test_ranks_that_skip_calls_in_different_steps_have_not_made_fewer_steps():
@@ -492,6 +521,9 @@ def test_ranks_that_each_train_a_model_are_noted_last():
     (said,) = verdicts(parts)
     assert (said.kind, said.share) == ("alone", 0.0)
     assert said.text.startswith("each rank has trained a model of its own: the weights differ")
+    # Ranks with their own settings search for the best ones.
+    search = [model(rank, ALL, settings=f"lr {rank}") for rank in range(3)]
+    assert found(with_parts(parts, *search)) == []
     # A slow rank comes before: it meets the others in small sums only.
     small = cell([0.01, 0.01, 0.03], kinds=[replaced_nbytes(8)])
     assert [kind for kind, _ in found(with_parts(small, *models(ALL)))] == ["straggler", "alone"]

@@ -182,12 +182,25 @@ def test_no_line_is_named_where_looks_may_mislead():
     lines = {0: SAME, 1: SAME, 2: SLOW}
     few = cell([0.01, 0.01, 0.04], lines=lines, steps=40)
     parts = cell([0.01, 0.01, 0.04], lines=lines)
-    # The extra work takes 30 ms, and has been over for up to 10 ms.
-    late = each_rank(parts, looks=[look._replace(late=0.01) for look in parts.ranks[2].looks])
+    # The extra work takes 30 ms, and has been over for up to 16 ms.
+    late = with_late_looks(parts, 0.016)
     beating = each_rank(parts, looks=[look._replace(path=-1) for look in parts.ranks[2].looks])
     for one in (few, late, beating):
         assert verdicts(one)[0].ranks == (2,)
         assert "more, at" not in verdicts(one)[0].text
+
+
+def with_late_looks(parts: CellParts, seconds: float) -> CellParts:
+    """All looks at rank 2 came so late."""
+    *others, slow = parts.ranks
+    looks = [look._replace(late=seconds) for look in slow.looks]
+    return replace(parts, ranks=[*others, replace(slow, looks=looks)])
+
+
+def test_the_line_of_python_code_is_named_that_lets_looks_in_after_5_ms():
+    parts = cell([0.01, 0.01, 0.022], lines={0: SAME, 1: SAME, 2: SLOW})
+    found = verdicts(with_late_looks(parts, 0.0055))
+    assert "12 ms more, at In[3]:5 `x = augment(x)`, in augment In[3]:2" in found[0].text
 
 
 def test_the_line_of_short_work_is_named_if_looks_come_in_time():
