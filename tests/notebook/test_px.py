@@ -233,6 +233,22 @@ def test_stop_ends_the_request_that_a_cell_waits_for(px):
     assert px.run("%%px\nsize").text == "ranks 0–2 → 3\n"
 
 
+def test_the_requests_of_a_client_fail_when_its_ranks_end(px):
+    px.run(
+        f"import ipyparallel as ipp\n{UNTIL}\nold = ipp.Client()\n"
+        "direct, tasks = old[:], old.load_balanced_view()\nheld = direct.apply_async(until, 'no')\n"
+        "queued = tasks.map_async(until, 9 * ['no'])"
+    ).ok()
+    px.run("%distributed restart").ok()
+    for result in ("held", "queued"):
+        px.run(f"{result}.get()").says("EngineError: expected ranks of this client", "have ended")
+    for call in ("direct.apply_sync(abs, 1)", "tasks.map_sync(abs, [1])", "old.queue_status()"):
+        px.run(call).fails("UsageError").says("Type: rc = ipp.Client()")
+    assert px.value("old.ids, old.wait(), ipp.Client()[:].apply_sync(abs, -1)") == (
+        "([], True, [1, 1, 1])"
+    )
+
+
 def test_the_first_interrupt_of_a_blocking_call_of_a_view_ends_it_on_the_ranks(px):
     px.run(
         "def endless():\n    import time\n    open(f'began {rank}', 'w').close()\n"

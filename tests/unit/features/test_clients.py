@@ -10,10 +10,11 @@ from ipyparallel.client.client import Client
 from allranks.cluster import cluster
 from allranks.cluster.features import ClusterContext
 from allranks.errors import UsageError
+from allranks.features.ipyparallel import client_requests
 from allranks.features.ipyparallel.clients import RankClients
 from allranks.features.ipyparallel.connection_files import ConnectionFiles, _set_name
 from allranks.features.ipyparallel.notebook import ClientPatch, NotebookClients
-from allranks.records.agent import ControllerExit, Registered
+from allranks.records.agent import Again, AgentExit, Controller, ControllerExit, Registered
 
 FILE = "ipcontroller-client.json"
 OWN = {"of": "this notebook"}
@@ -43,6 +44,17 @@ def connected(monkeypatch):
     )
     monkeypatch.setattr(Client, "__del__", lambda client: None)
     return made
+
+
+@pytest.fixture
+def followed():
+    """A client of these ranks that is not connected."""
+    loop = SimpleNamespace(add_callback=lambda *call: None, stop=None)
+    made = Client.__new__(Client)
+    made._config, made._io_loop, made._task_stream = {"key": "ours"}, loop, SimpleNamespace()
+    client_requests.follow(made)
+    yield made
+    made._closed = True
 
 
 @pytest.fixture
@@ -130,6 +142,39 @@ def test_who_asks_for_a_client_learns_that_the_controller_has_ended():
     with pytest.raises(UsageError, match=r"it was killed by signal 9.*controller\.log"):
         clients.client()
     ranks.at_end.close()
+
+
+ENDS = {
+    "a stop": (lambda ranks, hear: ranks.at_end.close(), "they have ended"),
+    "the agent's death": (lambda ranks, hear: hear(AgentExit(-9), None), "they have ended"),
+    "another start": (lambda ranks, hear: hear(Again(), None), "they have ended"),
+    "the controller's death": (
+        lambda ranks, hear: hear(ControllerExit(-9), None),
+        "it was killed by signal 9",
+    ),
+}
+
+
+@pytest.mark.parametrize(("end", "why"), ENDS.values(), ids=ENDS.keys())
+def test_clients_end_with_their_ranks_and_say_why(followed, end, why):
+    ranks = ClusterContext(2, lambda *_: None, starts_ranks=True)
+    RankClients(ranks)
+    (hear,) = ranks.listeners
+    hear(Controller({"key": "ours"}, {}), None)
+    end(ranks, hear)
+    with pytest.raises(UsageError, match=why):
+        followed._send()
+    assert followed._closed
+
+
+def test_a_client_outlives_that_another_notebook_has_its_ranks(followed):
+    ranks = ClusterContext(2, lambda *_: None, starts_ranks=True)
+    RankClients(ranks)
+    (hear,) = ranks.listeners
+    hear(Controller({"key": "ours"}, {}), None)
+    ranks.roster.set_phase("stopped", "another notebook has them")
+    ranks.at_end.close()
+    assert not followed._closed
 
 
 def test_files_are_removed_at_the_end_and_not_written_after_it(security):
