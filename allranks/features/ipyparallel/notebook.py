@@ -19,7 +19,12 @@ from allranks.errors import UsageError
 from allranks.features.ipyparallel import client_requests
 from allranks.features.ipyparallel.blocking_calls import end_by_interrupt
 from allranks.features.ipyparallel.clients import RankClients
-from allranks.features.ipyparallel.connection_files import CLIENT_FILE, connection_files
+from allranks.features.ipyparallel.connection_files import (
+    CLIENT_FILE,
+    a_cluster_may_start,
+    connection_files,
+    may_answer,
+)
 from allranks.post_import import PostImportHook
 
 #: Arguments of ipyparallel's ``Client`` that name the file of one cluster.
@@ -49,7 +54,8 @@ class ClientPatch:
             named = any(map(options.get, _NAMES_FILE))
             # ``Cluster.from_file()`` has read the file although its user has named none.
             if not named and (connection_info is None or options.get("cluster") is not None):
-                connection_info = self._own(options) or connection_info
+                waits = connection_info is None and options.get("timeout") is None
+                connection_info = self._own(options, waits) or connection_info
             plain(client, connection_info, **options)
             NotebookClients.holds_cells = _REQUEST
             client_requests.follow(client)
@@ -59,10 +65,11 @@ class ClientPatch:
 
         self._undo.callback(end_by_interrupt(AsyncResult))
 
-    def _own(self, options: dict[str, Any]) -> dict[str, Any] | None:
+    def _own(self, options: dict[str, Any], waits: bool) -> dict[str, Any] | None:
         """Returns how to reach this notebook's ranks; None if ipyparallel is to search.
 
-        Raises UsageError if it would find the ranks of another notebook.
+        Raises UsageError if it would find the ranks of another notebook, or if nothing is there and
+        it ``waits`` although its user has given no time.
         """
         running = cluster.running()
         chosen = any(map(options.get, _CHOOSES_FOLDER))
@@ -72,12 +79,18 @@ class ClientPatch:
         files = connection_files(profile)
         # Courses connect by the profile of a cluster that was started in a shell.
         found = profile / "security" / CLIENT_FILE if profile is not None else None
-        if found is not None and found.exists() and found not in files:
+        if found is not None and found not in files and may_answer(found):
             return None
         if running is not None:
             return running.connection_information()
         if not files:
-            return None
+            if not waits or a_cluster_may_start():
+                return None
+            raise UsageError(
+                "ipp.Client() expected ranks of this notebook, or a cluster of ipyparallel, found "
+                "neither. Type: %distributed start   To wait until a cluster has started "
+                "elsewhere, give a time: ipp.Client(timeout=60)"
+            )
         lines = [f"  ipp.Client({str(path)!r})  {size}" for path, size in files.items()]
         raise UsageError(
             "ipp.Client() expected ranks of this notebook, found none. Type: %distributed start\n"

@@ -1,6 +1,8 @@
 """Which ranks ``ipp.Client(…)`` connects to."""
 
 import json
+import socket
+import subprocess
 from contextlib import ExitStack
 from types import SimpleNamespace
 
@@ -10,7 +12,7 @@ from ipyparallel.client.client import Client
 from allranks.cluster import cluster
 from allranks.cluster.features import ClusterContext
 from allranks.errors import UsageError
-from allranks.features.ipyparallel import client_requests
+from allranks.features.ipyparallel import client_requests, notebook
 from allranks.features.ipyparallel.clients import RankClients
 from allranks.features.ipyparallel.connection_files import ConnectionFiles, _set_name
 from allranks.features.ipyparallel.notebook import ClientPatch, NotebookClients
@@ -55,6 +57,12 @@ def followed():
     client_requests.follow(made)
     yield made
     made._closed = True
+
+
+@pytest.fixture
+def _no_cluster_starts(monkeypatch):
+    """Tests beside this one may start some."""
+    monkeypatch.setattr(notebook, "a_cluster_may_start", lambda: False)
 
 
 @pytest.fixture
@@ -128,10 +136,42 @@ def test_a_cluster_that_is_read_from_a_file_counts_as_its_profile(other_notebook
     assert [info for info, _ in connected] == [OWN, {"of": "another notebook"}]
 
 
-def test_where_no_cluster_runs_ipyparallel_searches(security, connected, options):
-    client(False, **options)
+def controller_file(security, place):
+    address, port = place.getsockname()
+    about = {"location": socket.gethostname(), "interface": f"tcp://{address}"}
+    (security / FILE).write_text(json.dumps(about | {"registration": port, "ssh": ""}))
+
+
+@pytest.mark.usefixtures("_no_cluster_starts")
+@pytest.mark.parametrize("left", [False, True], ids=["no file", "the file of a killed controller"])
+def test_where_no_cluster_runs_it_says_at_once_what_to_type(security, connected, options, left):
+    if left:
+        with socket.create_server(("127.0.0.1", 0)) as place:
+            controller_file(security, place)
+    with pytest.raises(UsageError, match=r"found neither\. Type: %distributed start"):
+        client(False, **options)
+    client(False, **options, timeout=5)
+    client(True, **options)
+    assert connected == [(None, options | {"timeout": 5}), (OWN, options)]
+
+
+@pytest.mark.parametrize("program", ["ipcluster", "ipyparallel.controller"])
+def test_a_cluster_that_someone_starts_is_waited_for(security, connected, program):
+    with subprocess.Popen([program], executable="/bin/cat", stdin=subprocess.PIPE):
+        client(False)
+    assert connected == [(None, {})]
+
+
+def test_a_controller_that_listens_is_asked(security, connected, options):
+    with socket.create_server(("127.0.0.1", 0)) as place:
+        controller_file(security, place)
+        client(False, **options)
+    assert connected == [(None, options)]
+
+
+def test_a_profile_without_a_cluster_is_that_of_the_ranks(security, connected):
     client(True, profile="mpi")
-    assert connected == [(None, options), (OWN, {"profile": "mpi"})]
+    assert connected == [(OWN, {"profile": "mpi"})]
 
 
 def test_who_asks_for_a_client_learns_that_the_controller_has_ended():
