@@ -249,6 +249,12 @@ def test_the_requests_of_a_client_fail_when_its_ranks_end(px):
     )
 
 
+def test_a_client_that_shuts_down_stops_the_ranks_calmly(px):
+    assert px.run("ipp.Client().shutdown(hub=True)").ok().text == ""
+    px.run("ipp.Client()").says("UsageError", "found neither. Type: %distributed start")
+    px.run("%px size").ok().says("allranks started ranks 0–2").lacks("again", "lost")
+
+
 def test_the_first_interrupt_of_a_blocking_call_of_a_view_ends_it_on_the_ranks(px):
     px.run(
         "def endless():\n    import time\n    open(f'began {rank}', 'w').close()\n"

@@ -61,6 +61,8 @@ class ClientPatch:
             client_requests.follow(client)
 
         kind.__init__ = init
+        self._undo.callback(setattr, kind, "shutdown", kind.shutdown)
+        kind.shutdown = _stopping_ranks(kind.shutdown)
         from ipyparallel.client.asyncresult import AsyncResult
 
         self._undo.callback(end_by_interrupt(AsyncResult))
@@ -96,6 +98,28 @@ class ClientPatch:
             "ipp.Client() expected ranks of this notebook, found none. Type: %distributed start\n"
             "Other notebooks of yours have ranks. To use those, type one of:\n" + "\n".join(lines)
         )
+
+
+def _stopping_ranks(plain: Callable[..., None]) -> Callable[..., None]:
+    """Lets a client that is to end all engines stop the ranks, as ``%distributed stop`` does.
+
+    ipyparallel ends each engine, which looks like the death of a rank.
+    """
+
+    @wraps(plain)
+    def shutdown(
+        client: Any, targets: Any = "all", restart: bool = False, hub: bool = False, **options: Any
+    ) -> None:
+        running = cluster.running()
+        if running is not None and not restart:
+            information = running.cells.hooks.command("connection_information")
+            is_ours = client in client_requests.of_ranks(information["key"])
+            if is_ours and (hub or len(client._build_targets(targets)[1]) == running.size):
+                running.stop()
+                return
+        plain(client, targets, restart, hub, **options)
+
+    return shutdown
 
 
 def _profile(options: dict[str, Any]) -> Path:

@@ -217,6 +217,34 @@ def test_a_client_outlives_that_another_notebook_has_its_ranks(followed):
     assert not followed._closed
 
 
+SHUTDOWNS = [
+    ({"hub": True}, ["stopped"]),
+    ({"targets": "all"}, ["stopped"]),
+    ({"targets": [0, 1], "block": True}, ["stopped"]),
+    ({"targets": 1, "block": True}, [((1, False, False), {"block": True})]),
+]
+
+
+@pytest.mark.parametrize(("options", "does"), SHUTDOWNS, ids=str)
+def test_a_client_that_is_to_end_all_engines_stops_the_ranks(monkeypatch, followed, options, does):
+    calls = []
+    hooks = SimpleNamespace(command=lambda name: {"key": "ours"})
+    running = SimpleNamespace(
+        size=2, stop=lambda: calls.append("stopped"), cells=SimpleNamespace(hooks=hooks)
+    )
+    monkeypatch.setattr(
+        Client, "shutdown", lambda client, *call, **more: calls.append((call, more))
+    )
+    monkeypatch.setattr(cluster, "session", SimpleNamespace(running=running))
+    followed._update_engines({0: "engine-0", 1: "engine-1"})
+    with ExitStack() as undo:
+        ClientPatch(undo)
+        followed.shutdown(**options)
+        followed._config = {"key": "others'"}
+        followed.shutdown(hub=True)
+    assert calls == [*does, (("all", False, True), {})]
+
+
 def test_files_are_removed_at_the_end_and_not_written_after_it(security):
     ranks = ClusterContext(2, lambda *_: None, starts_ranks=True)
     RankClients(ranks)
