@@ -143,6 +143,16 @@ def test_a_cell_in_the_background_gives_a_result_for_later(px):
     px.run("%pxresult").fails("CellFailed").says("ZeroDivisionError")
 
 
+def test_a_client_waits_for_the_cell_in_the_background_and_interrupts_it(px):
+    px.run("import ipyparallel as ipp").ok()
+    px.run("%%px --noblock -o endless\nwhile True: pass").ok()
+    assert px.value("rc.wait(timeout=0), rc.wait(endless, timeout=0)") == "(False, False)"
+    px.run("rc.send_signal('SIGINT', block=True)").ok()
+    assert px.value("rc.wait(), rc.wait(endless), endless.ready()") == "(True, True, True)"
+    px.run("endless.get()").says("KeyboardInterrupt")
+    assert px.run("%px size").text == "ranks 0–2 → 3\n"
+
+
 def test_an_interrupt_of_the_next_cell_ends_the_one_in_the_background(px):
     px.run("%%px --noblock -o endless\nmine = rank\nwhile True: pass").ok()
     cell = px.start("%%px\nprint('next')")

@@ -6,6 +6,7 @@ earlier request has done, the notebook sends it when the ranks have answered.
 
 from __future__ import annotations
 
+import inspect
 import weakref
 from collections.abc import Callable, Collection, Iterable
 from typing import Any, NoReturn
@@ -66,7 +67,13 @@ def give_up(engines: Collection[str]) -> None:
         _given_up.update(*waits.values())
         # A copy: the client's own thread changes it.
         ranks = [rank for rank, engine in list(client._engines.items()) if engine in waits]
-        client.send_signal("SIGINT", targets=ranks, block=False)
+        interrupt(client, ranks)
+
+
+def interrupt(client: Any, ranks: Collection[int]) -> None:
+    """Interrupts the requests that these ranks run, and no cell."""
+    send = inspect.unwrap(type(client).send_signal)  # that of the notebook's users ends a cell, too
+    send(client, "SIGINT", targets=[*ranks], block=False)
 
 
 def of_ranks(key: str) -> list[Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable, Collection
 from contextlib import ExitStack
 from functools import wraps
@@ -13,6 +14,7 @@ from IPython.core.interactiveshell import InteractiveShell
 from IPython.paths import get_ipython_dir
 
 from allranks.cluster import cluster
+from allranks.cluster.cluster import Cluster
 from allranks.cluster.features import ClusterContext, NotebookFeature
 from allranks.cluster.ipython_profile import profile_folder
 from allranks.errors import UsageError
@@ -25,6 +27,7 @@ from allranks.features.ipyparallel.connection_files import (
     connection_files,
     may_answer,
 )
+from allranks.features.ipyparallel.px_results import in_background
 from allranks.post_import import PostImportHook
 
 #: Arguments of ipyparallel's ``Client`` that name the file of one cluster.
@@ -61,8 +64,9 @@ class ClientPatch:
             client_requests.follow(client)
 
         kind.__init__ = init
-        self._undo.callback(setattr, kind, "shutdown", kind.shutdown)
-        kind.shutdown = _stopping_ranks(kind.shutdown)
+        for name, change in _CHANGED.items():
+            self._undo.callback(setattr, kind, name, getattr(kind, name))
+            setattr(kind, name, change(getattr(kind, name)))
         from ipyparallel.client.asyncresult import AsyncResult
 
         self._undo.callback(end_by_interrupt(AsyncResult))
@@ -100,6 +104,15 @@ class ClientPatch:
         )
 
 
+def _ranks_of(client: Any) -> Cluster | None:
+    """Returns this notebook's ranks if they are the engines of a client."""
+    running = cluster.running()
+    if running is None:
+        return None
+    key = running.cells.hooks.command("connection_information")["key"]
+    return running if client in client_requests.of_ranks(key) else None
+
+
 def _stopping_ranks(plain: Callable[..., None]) -> Callable[..., None]:
     """Lets a client that is to end all engines stop the ranks, as ``%distributed stop`` does.
 
@@ -110,16 +123,45 @@ def _stopping_ranks(plain: Callable[..., None]) -> Callable[..., None]:
     def shutdown(
         client: Any, targets: Any = "all", restart: bool = False, hub: bool = False, **options: Any
     ) -> None:
-        running = cluster.running()
-        if running is not None and not restart:
-            information = running.cells.hooks.command("connection_information")
-            is_ours = client in client_requests.of_ranks(information["key"])
-            if is_ours and (hub or len(client._build_targets(targets)[1]) == running.size):
-                running.stop()
-                return
-        plain(client, targets, restart, hub, **options)
+        ranks = None if restart else _ranks_of(client)
+        if ranks is not None and (hub or len(client._build_targets(targets)[1]) == ranks.size):
+            ranks.stop()
+        else:
+            plain(client, targets, restart, hub, **options)
 
     return shutdown
+
+
+def _waiting_for_cell(plain: Callable[..., bool]) -> Callable[..., bool]:
+    """Includes the cell of ``%%px --noblock``, which is a request of a view in ipyparallel."""
+
+    @wraps(plain)
+    def wait(client: Any, jobs: Any = None, timeout: float = -1) -> bool:
+        if jobs is None and (ranks := _ranks_of(client)) is not None:
+            jobs = [*client.outstanding, *in_background(ranks)]
+        return plain(client, jobs, timeout)
+
+    return wait
+
+
+def _interrupting_cell(plain: Callable[..., Any]) -> Callable[..., Any]:
+    """Interrupts the cell of ``%%px --noblock``, too: on all its ranks, as the stop button does."""
+
+    @wraps(plain)
+    def send_signal(client: Any, sig: Any, *arguments: Any, **options: Any) -> Any:
+        ranks = _ranks_of(client) if sig in ("SIGINT", signal.SIGINT) else None
+        if ranks is not None and in_background(ranks):
+            ranks.interrupt()
+        return plain(client, sig, *arguments, **options)
+
+    return send_signal
+
+
+_CHANGED: dict[str, Callable[[Any], Any]] = {
+    "shutdown": _stopping_ranks,
+    "wait": _waiting_for_cell,
+    "send_signal": _interrupting_cell,
+}
 
 
 def _profile(options: dict[str, Any]) -> Path:

@@ -1,6 +1,7 @@
 """Which ranks ``ipp.Client(…)`` connects to."""
 
 import json
+import signal
 import socket
 import subprocess
 from contextlib import ExitStack
@@ -215,6 +216,38 @@ def test_a_client_outlives_that_another_notebook_has_its_ranks(followed):
     ranks.roster.set_phase("stopped", "another notebook has them")
     ranks.at_end.close()
     assert not followed._closed
+
+
+def plain_calls(monkeypatch, method):
+    """What is called of ipyparallel's own method, and of the ranks of the notebook."""
+    calls = []
+    hooks = SimpleNamespace(command=lambda name: {"key": "ours"})
+    running = SimpleNamespace(
+        size=2,
+        stop=lambda: calls.append("stopped"),
+        interrupt=lambda: calls.append("interrupted"),
+        cells=SimpleNamespace(hooks=hooks),
+    )
+    plain = lambda client, *call, **more: calls.append((call, more))  # noqa: E731
+    monkeypatch.setattr(Client, method, plain)
+    monkeypatch.setattr(cluster, "session", SimpleNamespace(running=running))
+    return calls
+
+
+def test_a_client_interrupts_a_cell_in_the_background_only_for_its_user(monkeypatch, followed):
+    calls = plain_calls(monkeypatch, "send_signal")
+    monkeypatch.setattr(notebook, "in_background", lambda ranks: ["a cell"])
+    with ExitStack() as undo:
+        ClientPatch(undo)
+        client_requests.interrupt(followed, [1])
+        followed.send_signal("SIGUSR1")
+        followed.send_signal(signal.SIGINT, targets=0)
+    assert calls == [
+        (("SIGINT",), {"targets": [1], "block": False}),
+        (("SIGUSR1",), {}),
+        "interrupted",
+        ((signal.SIGINT,), {"targets": 0}),
+    ]
 
 
 SHUTDOWNS = [
