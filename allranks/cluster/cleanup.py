@@ -22,6 +22,10 @@ class CleanupProcess:
             # A session of its own: an interrupt goes to the kernel's whole process group.
             start_new_session=True,
         )
+        assert self._process.stdin is not None
+        #: Until one thread takes it: another one that wrote at the same time could write to a
+        #: closed descriptor, or to another file that has its number by then.
+        self._pipes = [self._process.stdin]
         _waiting.add(self)
 
     @property
@@ -30,11 +34,10 @@ class CleanupProcess:
 
     def close(self, seconds: float) -> None:
         """Runs the command now, and waits for its end; from any thread, more than once."""
-        assert self._process.stdin is not None
-        with suppress(BrokenPipeError, ValueError):  # the shell has ended, or its script runs
+        # Another thread has taken the pipe, or a fork has closed it, or the shell has ended.
+        with suppress(IndexError, ValueError, BrokenPipeError), self._pipes.pop() as pipe:
             # A line ends the wait even if a process forked without Python holds the pipe open.
-            self._process.stdin.write(b"\n")
-        self._process.stdin.close()
+            pipe.write(b"\n")
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(seconds)
 

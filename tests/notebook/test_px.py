@@ -143,6 +143,16 @@ def test_a_cell_in_the_background_gives_a_result_for_later(px):
     px.run("%pxresult").fails("CellFailed").says("ZeroDivisionError")
 
 
+def test_a_client_waits_for_the_cell_in_the_background_and_interrupts_it(px):
+    px.run("import ipyparallel as ipp").ok()
+    px.run("%%px --noblock -o endless\nwhile True: pass").ok()
+    assert px.value("rc.wait(timeout=0), rc.wait(endless, timeout=0)") == "(False, False)"
+    px.run("rc.send_signal('SIGINT', block=True)").ok()
+    assert px.value("rc.wait(), rc.wait(endless), endless.ready()") == "(True, True, True)"
+    px.run("endless.get()").says("KeyboardInterrupt")
+    assert px.run("%px size").text == "ranks 0–2 → 3\n"
+
+
 def test_an_interrupt_of_the_next_cell_ends_the_one_in_the_background(px):
     px.run("%%px --noblock -o endless\nmine = rank\nwhile True: pass").ok()
     cell = px.start("%%px\nprint('next')")
@@ -231,6 +241,28 @@ def test_stop_ends_the_request_that_a_cell_waits_for(px):
     cell.wait().fails("KeyboardInterrupt")
     px.run("held.get(timeout=60)").says("KeyboardInterrupt")
     assert px.run("%%px\nsize").text == "ranks 0–2 → 3\n"
+
+
+def test_the_requests_of_a_client_fail_when_its_ranks_end(px):
+    px.run(
+        f"import ipyparallel as ipp\n{UNTIL}\nold = ipp.Client()\n"
+        "direct, tasks = old[:], old.load_balanced_view()\nheld = direct.apply_async(until, 'no')\n"
+        "queued = tasks.map_async(until, 9 * ['no'])"
+    ).ok()
+    px.run("%distributed restart").ok()
+    for result in ("held", "queued"):
+        px.run(f"{result}.get()").says("EngineError: expected ranks of this client", "have ended")
+    for call in ("direct.apply_sync(abs, 1)", "tasks.map_sync(abs, [1])", "old.queue_status()"):
+        px.run(call).fails("UsageError").says("Type: rc = ipp.Client()")
+    assert px.value("old.ids, old.wait(), ipp.Client()[:].apply_sync(abs, -1)") == (
+        "([], True, [1, 1, 1])"
+    )
+
+
+def test_a_client_that_shuts_down_stops_the_ranks_calmly(px):
+    assert px.run("ipp.Client().shutdown(hub=True)").ok().text == ""
+    px.run("ipp.Client()").says("UsageError", "found neither. Type: %distributed start")
+    px.run("%px size").ok().says("allranks started ranks 0–2").lacks("again", "lost")
 
 
 def test_the_first_interrupt_of_a_blocking_call_of_a_view_ends_it_on_the_ranks(px):

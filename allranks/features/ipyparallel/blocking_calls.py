@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from allranks.cluster import cluster
 from allranks.errors import CellInterrupted
+from allranks.features.ipyparallel import client_requests
 from allranks.records.ranks import label
 
 if TYPE_CHECKING:
@@ -83,7 +84,7 @@ def _behind(result: Any, ranks: Collection[int]) -> list[int]:
 
 def _end(result: Any, ranks: Collection[int]) -> None:
     try:
-        result._client.send_signal("SIGINT", targets=[*ranks], block=False)
+        client_requests.interrupt(result._client, ranks)
         result.wait(_END_SECONDS)
     except KeyboardInterrupt:
         pass  # pressed again: the wait ends at once

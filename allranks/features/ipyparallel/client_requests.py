@@ -6,14 +6,22 @@ earlier request has done, the notebook sends it when the ranks have answered.
 
 from __future__ import annotations
 
+import inspect
 import weakref
-from collections.abc import Callable, Collection
-from typing import Any
+from collections.abc import Callable, Collection, Iterable
+from typing import Any, NoReturn
+
+from allranks.errors import UsageError
 
 #: Another thread may make a client: only copies are read.
 _clients: list[weakref.ref[Any]] = []
 #: Requests for whose answers the user has not waited.
 _given_up: set[str] = set()
+#: What waits for ranks or sends to them: one of these is the first of each call of a client.
+_USES_RANKS = (
+    *("_build_targets", "_send", "send_apply_request", "send_execute_request"),
+    "wait_for_engines",
+)
 
 
 def follow(client: Any) -> None:
@@ -59,4 +67,47 @@ def give_up(engines: Collection[str]) -> None:
         _given_up.update(*waits.values())
         # A copy: the client's own thread changes it.
         ranks = [rank for rank, engine in list(client._engines.items()) if engine in waits]
-        client.send_signal("SIGINT", targets=ranks, block=False)
+        interrupt(client, ranks)
+
+
+def interrupt(client: Any, ranks: Collection[int]) -> None:
+    """Interrupts the requests that these ranks run, and no cell."""
+    send = inspect.unwrap(type(client).send_signal)  # that of the notebook's users ends a cell, too
+    send(client, "SIGINT", targets=[*ranks], block=False)
+
+
+def of_ranks(key: str) -> list[Any]:
+    """Returns the open clients of the ranks whose messages have this key."""
+    return [client for client in _open_clients() if client._config.get("key") == key]
+
+
+def end(clients: Iterable[Any], why: str) -> None:
+    """Closes clients whose ranks have ended, from any thread; all their requests fail with ``why``.
+
+    Nothing would answer those that are made, and views would wait for those to come.
+    """
+
+    def refuse(*_arguments: object, **_options: object) -> NoReturn:
+        raise UsageError(why)
+
+    for client in clients:
+        client._closed, client._ids = True, []
+        vars(client).update(dict.fromkeys(_USES_RANKS, refuse))
+        client._task_stream.closed = refuse  # a load-balanced view asks this first
+        # Only its own thread uses its sockets; it closes them when its loop has stopped.
+        client._io_loop.add_callback(_fail_requests, client, why)
+        client._io_loop.add_callback(client._io_loop.stop)
+
+
+def _fail_requests(client: Any, why: str) -> None:
+    content = {"status": "error", "ename": "EngineError", "evalue": why, "engine_info": {}}
+    content["traceback"] = [f"EngineError: {why}"]
+    for future in list(client._futures.values()):
+        if not future.done():
+            runs_code = hasattr(future, "output")
+            answer = {"content": {**content}}  # a copy: the client changes it
+            future.set_result(client._unwrap_exception(content) if runs_code else answer)
+    for output in list(client._output_futures.values()):
+        if not output.done():
+            output.set_result(None)
+    client.outstanding.clear()

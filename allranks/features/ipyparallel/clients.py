@@ -58,31 +58,42 @@ class RankClients:
                         self._files.write(client, engine, pid)
             case ControllerExit(code):
                 self._controller_end = ending(code)
+                self._end_clients(self._without_controller())
             case AgentExit():  # before the slow removal of files
                 self._files.close()
+                self._end_clients()
             case Again():
                 self._controller_end = ""
-                self._close()
+                self._end_clients()
+                self._files.close()
 
     def _end(self) -> None:
         with self._files_lock:
             self._is_over = True
-        self._close()
-
-    def _close(self) -> None:
-        for client in self._made:
-            client.close()
-        self._made.clear()
+        roster = self._ranks.roster
+        if roster.phase == "stopped" and roster.lost_because:
+            # The user's own clients still reach the ranks, which another notebook has.
+            client_requests.end(self._made, _ended("are left to another notebook"))
+        else:
+            self._end_clients()
         self._files.close()
+
+    def _end_clients(self, why: str = "") -> None:
+        if self.information:
+            clients = client_requests.of_ranks(self.information["key"])
+            client_requests.end(clients, why or _ended("have ended"))
+
+    def _without_controller(self) -> str:
+        return (
+            "expected ipyparallel's controller, which clients need, found that it "
+            f"{self._controller_end}. Its log is {self._ranks.log_dir}/controller.log. Type: "
+            "%distributed restart"
+        )
 
     def client(self) -> ipyparallel.Client:
         """Returns the client of the notebook, which closes with the ranks."""
         if self._controller_end:
-            raise UsageError(
-                "expected ipyparallel's controller, which clients need, found that it "
-                f"{self._controller_end}. Its log is {self._ranks.log_dir}/controller.log. Type: "
-                "%distributed restart"
-            )
+            raise UsageError(self._without_controller())
         if "[" in self.information["interface"]:
             zmq.Context.instance().set(zmq.IPV6, 1)  # that of clients
         self._ranks.start_controller()
@@ -115,6 +126,13 @@ class RankClients:
             made.close()
             raise
         return made
+
+
+def _ended(how: str) -> str:
+    return (
+        f"expected ranks of this client, found that they {how}. Type: rc = ipp.Client()   and make "
+        "its views again"
+    )
 
 
 def show_sources(client: Any) -> None:

@@ -19,6 +19,8 @@ _SET_NAME = "allranks on "
 #: Runs when the ranks have ended, or the kernel has died.
 _REMOVE = 'rm -f "$@"'
 _CLOSE_SECONDS = 10.0
+_CONNECT_SECONDS = 1.0
+_PROGRAMS = ("ipcluster", "ipcontroller", "ipyparallel.")
 
 
 class ConnectionFiles:
@@ -83,6 +85,32 @@ def connection_files(profile: Path | None) -> dict[Path, str]:
             client = _paths(folder, path.stem.removeprefix("cluster-"))[0]
             found[client] = f"{size} ranks{where}"
     return found
+
+
+def may_answer(path: Path) -> bool:
+    """Whether the controller of a file for clients may run; a killed one leaves its file."""
+    try:
+        found = json.loads(path.read_text())
+        if found["location"] == socket.gethostname() and not found.get("ssh"):
+            host = found["interface"].removeprefix("tcp://").strip("[]")
+            socket.create_connection((host, found["registration"]), _CONNECT_SECONDS).close()
+    except (FileNotFoundError, ConnectionRefusedError):
+        return False
+    except Exception:  # ipyparallel judges what is in it, and how to reach another host
+        return True
+    return True
+
+
+def a_cluster_may_start() -> bool:
+    """Whether this user runs a program of ipyparallel here, whose files may come soon."""
+    for process in psutil.process_iter(["uids", "cmdline"]):
+        about = process.info
+        if about["uids"] and about["uids"].real == os.getuid():
+            # Such as "python /usr/bin/ipcluster start", or "python -m ipyparallel.cluster".
+            words = (about["cmdline"] or [])[:3]
+            if any(Path(word).name.startswith(_PROGRAMS) for word in words):
+                return True
+    return False
 
 
 def _paths(folder: Path, name: str) -> tuple[Path, Path, Path]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable, Collection
 from contextlib import ExitStack
 from functools import wraps
@@ -13,13 +14,20 @@ from IPython.core.interactiveshell import InteractiveShell
 from IPython.paths import get_ipython_dir
 
 from allranks.cluster import cluster
+from allranks.cluster.cluster import Cluster
 from allranks.cluster.features import ClusterContext, NotebookFeature
 from allranks.cluster.ipython_profile import profile_folder
 from allranks.errors import UsageError
 from allranks.features.ipyparallel import client_requests
 from allranks.features.ipyparallel.blocking_calls import end_by_interrupt
 from allranks.features.ipyparallel.clients import RankClients
-from allranks.features.ipyparallel.connection_files import CLIENT_FILE, connection_files
+from allranks.features.ipyparallel.connection_files import (
+    CLIENT_FILE,
+    a_cluster_may_start,
+    connection_files,
+    may_answer,
+)
+from allranks.features.ipyparallel.px_results import in_background
 from allranks.post_import import PostImportHook
 
 #: Arguments of ipyparallel's ``Client`` that name the file of one cluster.
@@ -49,20 +57,25 @@ class ClientPatch:
             named = any(map(options.get, _NAMES_FILE))
             # ``Cluster.from_file()`` has read the file although its user has named none.
             if not named and (connection_info is None or options.get("cluster") is not None):
-                connection_info = self._own(options) or connection_info
+                waits = connection_info is None and options.get("timeout") is None
+                connection_info = self._own(options, waits) or connection_info
             plain(client, connection_info, **options)
             NotebookClients.holds_cells = _REQUEST
             client_requests.follow(client)
 
         kind.__init__ = init
+        for name, change in _CHANGED.items():
+            self._undo.callback(setattr, kind, name, getattr(kind, name))
+            setattr(kind, name, change(getattr(kind, name)))
         from ipyparallel.client.asyncresult import AsyncResult
 
         self._undo.callback(end_by_interrupt(AsyncResult))
 
-    def _own(self, options: dict[str, Any]) -> dict[str, Any] | None:
+    def _own(self, options: dict[str, Any], waits: bool) -> dict[str, Any] | None:
         """Returns how to reach this notebook's ranks; None if ipyparallel is to search.
 
-        Raises UsageError if it would find the ranks of another notebook.
+        Raises UsageError if it would find the ranks of another notebook, or if nothing is there and
+        it ``waits`` although its user has given no time.
         """
         running = cluster.running()
         chosen = any(map(options.get, _CHOOSES_FOLDER))
@@ -72,17 +85,83 @@ class ClientPatch:
         files = connection_files(profile)
         # Courses connect by the profile of a cluster that was started in a shell.
         found = profile / "security" / CLIENT_FILE if profile is not None else None
-        if found is not None and found.exists() and found not in files:
+        if found is not None and found not in files and may_answer(found):
             return None
         if running is not None:
             return running.connection_information()
         if not files:
-            return None
+            if not waits or a_cluster_may_start():
+                return None
+            raise UsageError(
+                "ipp.Client() expected ranks of this notebook, or a cluster of ipyparallel, found "
+                "neither. Type: %distributed start   To wait until a cluster has started "
+                "elsewhere, give a time: ipp.Client(timeout=60)"
+            )
         lines = [f"  ipp.Client({str(path)!r})  {size}" for path, size in files.items()]
         raise UsageError(
             "ipp.Client() expected ranks of this notebook, found none. Type: %distributed start\n"
             "Other notebooks of yours have ranks. To use those, type one of:\n" + "\n".join(lines)
         )
+
+
+def _ranks_of(client: Any) -> Cluster | None:
+    """Returns this notebook's ranks if they are the engines of a client."""
+    running = cluster.running()
+    if running is None:
+        return None
+    key = running.cells.hooks.command("connection_information")["key"]
+    return running if client in client_requests.of_ranks(key) else None
+
+
+def _stopping_ranks(plain: Callable[..., None]) -> Callable[..., None]:
+    """Lets a client that is to end all engines stop the ranks, as ``%distributed stop`` does.
+
+    ipyparallel ends each engine, which looks like the death of a rank.
+    """
+
+    @wraps(plain)
+    def shutdown(
+        client: Any, targets: Any = "all", restart: bool = False, hub: bool = False, **options: Any
+    ) -> None:
+        ranks = None if restart else _ranks_of(client)
+        if ranks is not None and (hub or len(client._build_targets(targets)[1]) == ranks.size):
+            ranks.stop()
+        else:
+            plain(client, targets, restart, hub, **options)
+
+    return shutdown
+
+
+def _waiting_for_cell(plain: Callable[..., bool]) -> Callable[..., bool]:
+    """Includes the cell of ``%%px --noblock``, which is a request of a view in ipyparallel."""
+
+    @wraps(plain)
+    def wait(client: Any, jobs: Any = None, timeout: float = -1) -> bool:
+        if jobs is None and (ranks := _ranks_of(client)) is not None:
+            jobs = [*client.outstanding, *in_background(ranks)]
+        return plain(client, jobs, timeout)
+
+    return wait
+
+
+def _interrupting_cell(plain: Callable[..., Any]) -> Callable[..., Any]:
+    """Interrupts the cell of ``%%px --noblock``, too: on all its ranks, as the stop button does."""
+
+    @wraps(plain)
+    def send_signal(client: Any, sig: Any, *arguments: Any, **options: Any) -> Any:
+        ranks = _ranks_of(client) if sig in ("SIGINT", signal.SIGINT) else None
+        if ranks is not None and in_background(ranks):
+            ranks.interrupt()
+        return plain(client, sig, *arguments, **options)
+
+    return send_signal
+
+
+_CHANGED: dict[str, Callable[[Any], Any]] = {
+    "shutdown": _stopping_ranks,
+    "wait": _waiting_for_cell,
+    "send_signal": _interrupting_cell,
+}
 
 
 def _profile(options: dict[str, Any]) -> Path:

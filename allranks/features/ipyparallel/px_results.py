@@ -35,22 +35,27 @@ class PxValues(list[Any]):
     result, done, successful, wait_interactive = get, ready, ready, wait
 
 
-class PxResult:
+class PxResult(Future[list[Any]]):
     """A cell that the ranks run while the notebook continues, like ipyparallel's AsyncResult.
 
-    The next cell for the ranks waits for its end.
+    The next cell for the ranks waits for its end. As a future, it is what `Client.wait` takes.
     """
+
+    #: The last one.
+    _last: PxResult | None = None
 
     def __init__(
         self, cluster: Cluster, text: str, number: int, ranks: Sequence[int], fold: bool
     ) -> None:
+        super().__init__()
+        self.set_running_or_notify_cancel()  # it cannot be cancelled, only interrupted
+        PxResult._last = self
         self._cluster, self.ranks, self._fold = cluster, tuple(ranks), fold
         #: Programs for ipyparallel read this name.
         self._targets = list(ranks)
         self._output: list[Output] = []
         #: The same for `follow`; None at the end of the cell, and at an interrupt.
         self._arrived: SimpleQueue[Output | None] = SimpleQueue()
-        self._future: Future[list[Any]] = Future()
         begun = threading.Event()
         # A daemon, because the end of the kernel must not wait for the cell.
         threading.Thread(target=self._run, args=(text, number, begun), daemon=True).start()
@@ -73,9 +78,9 @@ class PxResult:
                 want_value=True,
             )
             begun.set()
-            self._future.set_result(self._cluster.cells.wait(run).values())
+            self.set_result(self._cluster.cells.wait(run).values())
         except BaseException as error:
-            self._future.set_exception(error)
+            self.set_exception(error)
         finally:
             begun.set()
             self._arrived.put(None)
@@ -105,11 +110,11 @@ class PxResult:
 
     def ready(self) -> bool:
         """Returns whether the cell has ended on all ranks."""
-        return self._future.done()
+        return self.done()
 
     def successful(self) -> bool:
         """Returns whether the cell has ended without an error."""
-        return self.ready() and self._future.exception() is None
+        return self.ready() and self.exception() is None
 
     def wait(self, timeout: float | None = None) -> bool:
         """Waits for the end of the cell, and returns whether it has ended.
@@ -117,7 +122,7 @@ class PxResult:
         An interrupt of the notebook interrupts the cell.
         """
         with self._interrupting():
-            wait([self._future], timeout)
+            wait([self], None if timeout == -1 else timeout)  # -1 is ipyparallel's default
         return self.ready()
 
     def wait_for_end(self, quiet_seconds: float, tell: Callable[[], object]) -> None:
@@ -125,10 +130,10 @@ class PxResult:
         notebook interrupts the cell, also one that comes when ``tell`` has shown that it would.
         """
         with self._interrupting():
-            wait([self._future], quiet_seconds)
+            wait([self], quiet_seconds)
             if not self.ready():
                 tell()
-                wait([self._future])
+                wait([self])
 
     @contextmanager
     def _interrupting(self) -> Iterator[None]:
@@ -147,18 +152,33 @@ class PxResult:
             TimeoutError: the cell has not ended after ``timeout`` seconds.
             CellFailed: a rank has raised an exception.
         """
-        self.wait(timeout)
-        return self._future.result(0)
+        if not self.ready():  # else this may be the thread of the cell
+            self.wait(timeout)
+        return super().result(0)
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        """Waits for the end, and returns the error, None if there is none."""
+        if not self.ready():
+            self.wait(timeout)
+        return super().exception(0)
 
     @property
     def stdout(self) -> list[str]:
         """What each rank has printed so far."""
+        return self._text("out")
+
+    @property
+    def stderr(self) -> list[str]:
+        """The same of the standard error."""
+        return self._text("err")
+
+    def _text(self, kind: str) -> list[str]:
         return [
             "".join(
                 entry[1]
                 for batch in list(self._output)
                 for entry in batch.entries
-                if batch.rank == rank and entry[0] == "out"
+                if batch.rank == rank and entry[0] == kind
             )
             for rank in self.ranks
         ]
@@ -174,10 +194,16 @@ class PxResult:
         fold = self._fold and groupby != "engine"
         return text_view(self.ranks, self._cluster.log_dir, fold)
 
-    result, done, wait_interactive = get, ready, wait
+    result, wait_interactive = get, wait
 
     def __repr__(self) -> str:
         state = "running"
         if self.ready():
             state = "ended" if self.successful() else "failed"
         return f"<PxResult: {state} on {label(self.ranks)}>"
+
+
+def in_background(cluster: Cluster) -> list[PxResult]:
+    """Returns the cell of ``%%px --noblock`` that these ranks run, if there is one."""
+    last = PxResult._last
+    return [] if last is None or last.ready() or last._cluster is not cluster else [last]

@@ -2,9 +2,15 @@
 
 from collections import defaultdict
 from concurrent.futures import Future
+from functools import partial
+from types import SimpleNamespace
 
+import ipyparallel
 import pytest
+from jupyter_client.session import Session
+from traitlets import HasTraits
 
+from allranks.errors import UsageError
 from allranks.features.ipyparallel import client_requests
 
 
@@ -12,7 +18,7 @@ class Client:
     """The part of ipyparallel's client that is read."""
 
     def __init__(self):
-        self._closed = False
+        self._closed, self._config = False, {"key": "ours"}
         self._engines = {0: "engine-0", 1: "engine-1"}
         self._outstanding_dict = defaultdict(set)
         self._futures = {}
@@ -79,3 +85,60 @@ def test_a_rank_may_register_while_requests_are_given_up(client):
     client._engines = {0: Engine("engine-0"), 1: "engine-1"}
     client_requests.give_up(["engine-0"])
     assert client.signals == [("SIGINT", [0], False)]
+
+
+class Unconnected(ipyparallel.Client):
+    """A client of ipyparallel without sockets; ``calls`` are those that its thread is to make."""
+
+    def __init__(self):
+        HasTraits.__init__(self)
+        self.calls = []
+        self._io_loop = SimpleNamespace(add_callback=self.call_later, stop=lambda: None)
+        self._mux_stream = self._broadcast_stream = self._control_stream = None
+        self._task_stream = SimpleNamespace(closed=lambda: False)
+        self.session = Session(key=b"ours")
+        self._update_engines({0: "engine-0", 1: "engine-1"})
+
+    def call_later(self, *call):
+        self.calls.append(partial(*call))
+
+
+CALLS = {
+    "a view": lambda client: client[:].apply_async(abs, 1),
+    "code": lambda client: client[:].execute("1"),
+    "one rank": lambda client: client[0].apply_async(abs, 1),
+    "any rank": lambda client: client.load_balanced_view().map_async(abs, [1, 2]),
+    "a tree": lambda client: client.broadcast_view().apply_async(abs, 1),
+}
+
+
+@pytest.fixture
+def unconnected():
+    made = Unconnected()
+    yield made
+    made._closed = True
+
+
+@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS.keys())
+def test_requests_fail_at_once_when_the_ranks_end(unconnected, call):
+    before = call(unconnected)
+    signal = unconnected.send_signal(0, block=False)
+    unconnected.calls.clear()  # what is sent
+    client_requests.end([unconnected], "they have ended")
+    assert not before.ready()  # only the client's own thread decides
+    for made in unconnected.calls:
+        made()
+    with pytest.raises(ipyparallel.error.RemoteError, match="EngineError: they have ended"):
+        before.get(0)
+    assert before.wait_for_output(0)
+    assert unconnected.wait(timeout=0)
+    assert [one["content"]["status"] for one in signal.result(0)] == ["error", "error"]
+    with pytest.raises(UsageError, match="they have ended"):
+        call(unconnected)
+
+
+def test_the_end_of_the_ranks_is_not_that_of_other_clients(client):
+    other = Client()
+    other._config = {"key": "others'"}
+    client_requests.follow(other)
+    assert client_requests.of_ranks("ours") == [client]

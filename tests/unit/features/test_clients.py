@@ -1,6 +1,9 @@
 """Which ranks ``ipp.Client(…)`` connects to."""
 
 import json
+import signal
+import socket
+import subprocess
 from contextlib import ExitStack
 from types import SimpleNamespace
 
@@ -10,10 +13,11 @@ from ipyparallel.client.client import Client
 from allranks.cluster import cluster
 from allranks.cluster.features import ClusterContext
 from allranks.errors import UsageError
+from allranks.features.ipyparallel import client_requests, notebook
 from allranks.features.ipyparallel.clients import RankClients
 from allranks.features.ipyparallel.connection_files import ConnectionFiles, _set_name
 from allranks.features.ipyparallel.notebook import ClientPatch, NotebookClients
-from allranks.records.agent import ControllerExit, Registered
+from allranks.records.agent import Again, AgentExit, Controller, ControllerExit, Registered
 
 FILE = "ipcontroller-client.json"
 OWN = {"of": "this notebook"}
@@ -43,6 +47,23 @@ def connected(monkeypatch):
     )
     monkeypatch.setattr(Client, "__del__", lambda client: None)
     return made
+
+
+@pytest.fixture
+def followed():
+    """A client of these ranks that is not connected."""
+    loop = SimpleNamespace(add_callback=lambda *call: None, stop=None)
+    made = Client.__new__(Client)
+    made._config, made._io_loop, made._task_stream = {"key": "ours"}, loop, SimpleNamespace()
+    client_requests.follow(made)
+    yield made
+    made._closed = True
+
+
+@pytest.fixture
+def _no_cluster_starts(monkeypatch):
+    """Tests beside this one may start some."""
+    monkeypatch.setattr(notebook, "a_cluster_may_start", lambda: False)
 
 
 @pytest.fixture
@@ -116,10 +137,42 @@ def test_a_cluster_that_is_read_from_a_file_counts_as_its_profile(other_notebook
     assert [info for info, _ in connected] == [OWN, {"of": "another notebook"}]
 
 
-def test_where_no_cluster_runs_ipyparallel_searches(security, connected, options):
-    client(False, **options)
+def controller_file(security, place):
+    address, port = place.getsockname()
+    about = {"location": socket.gethostname(), "interface": f"tcp://{address}"}
+    (security / FILE).write_text(json.dumps(about | {"registration": port, "ssh": ""}))
+
+
+@pytest.mark.usefixtures("_no_cluster_starts")
+@pytest.mark.parametrize("left", [False, True], ids=["no file", "the file of a killed controller"])
+def test_where_no_cluster_runs_it_says_at_once_what_to_type(security, connected, options, left):
+    if left:
+        with socket.create_server(("127.0.0.1", 0)) as place:
+            controller_file(security, place)
+    with pytest.raises(UsageError, match=r"found neither\. Type: %distributed start"):
+        client(False, **options)
+    client(False, **options, timeout=5)
+    client(True, **options)
+    assert connected == [(None, options | {"timeout": 5}), (OWN, options)]
+
+
+@pytest.mark.parametrize("program", ["ipcluster", "ipyparallel.controller"])
+def test_a_cluster_that_someone_starts_is_waited_for(security, connected, program):
+    with subprocess.Popen([program], executable="/bin/cat", stdin=subprocess.PIPE):
+        client(False)
+    assert connected == [(None, {})]
+
+
+def test_a_controller_that_listens_is_asked(security, connected, options):
+    with socket.create_server(("127.0.0.1", 0)) as place:
+        controller_file(security, place)
+        client(False, **options)
+    assert connected == [(None, options)]
+
+
+def test_a_profile_without_a_cluster_is_that_of_the_ranks(security, connected):
     client(True, profile="mpi")
-    assert connected == [(None, options), (OWN, {"profile": "mpi"})]
+    assert connected == [(OWN, {"profile": "mpi"})]
 
 
 def test_who_asks_for_a_client_learns_that_the_controller_has_ended():
@@ -130,6 +183,99 @@ def test_who_asks_for_a_client_learns_that_the_controller_has_ended():
     with pytest.raises(UsageError, match=r"it was killed by signal 9.*controller\.log"):
         clients.client()
     ranks.at_end.close()
+
+
+ENDS = {
+    "a stop": (lambda ranks, hear: ranks.at_end.close(), "they have ended"),
+    "the agent's death": (lambda ranks, hear: hear(AgentExit(-9), None), "they have ended"),
+    "another start": (lambda ranks, hear: hear(Again(), None), "they have ended"),
+    "the controller's death": (
+        lambda ranks, hear: hear(ControllerExit(-9), None),
+        "it was killed by signal 9",
+    ),
+}
+
+
+@pytest.mark.parametrize(("end", "why"), ENDS.values(), ids=ENDS.keys())
+def test_clients_end_with_their_ranks_and_say_why(followed, end, why):
+    ranks = ClusterContext(2, lambda *_: None, starts_ranks=True)
+    RankClients(ranks)
+    (hear,) = ranks.listeners
+    hear(Controller({"key": "ours"}, {}), None)
+    end(ranks, hear)
+    with pytest.raises(UsageError, match=why):
+        followed._send()
+    assert followed._closed
+
+
+def test_a_client_outlives_that_another_notebook_has_its_ranks(followed):
+    ranks = ClusterContext(2, lambda *_: None, starts_ranks=True)
+    RankClients(ranks)
+    (hear,) = ranks.listeners
+    hear(Controller({"key": "ours"}, {}), None)
+    ranks.roster.set_phase("stopped", "another notebook has them")
+    ranks.at_end.close()
+    assert not followed._closed
+
+
+def plain_calls(monkeypatch, method):
+    """What is called of ipyparallel's own method, and of the ranks of the notebook."""
+    calls = []
+    hooks = SimpleNamespace(command=lambda name: {"key": "ours"})
+    running = SimpleNamespace(
+        size=2,
+        stop=lambda: calls.append("stopped"),
+        interrupt=lambda: calls.append("interrupted"),
+        cells=SimpleNamespace(hooks=hooks),
+    )
+    plain = lambda client, *call, **more: calls.append((call, more))  # noqa: E731
+    monkeypatch.setattr(Client, method, plain)
+    monkeypatch.setattr(cluster, "session", SimpleNamespace(running=running))
+    return calls
+
+
+def test_a_client_interrupts_a_cell_in_the_background_only_for_its_user(monkeypatch, followed):
+    calls = plain_calls(monkeypatch, "send_signal")
+    monkeypatch.setattr(notebook, "in_background", lambda ranks: ["a cell"])
+    with ExitStack() as undo:
+        ClientPatch(undo)
+        client_requests.interrupt(followed, [1])
+        followed.send_signal("SIGUSR1")
+        followed.send_signal(signal.SIGINT, targets=0)
+    assert calls == [
+        (("SIGINT",), {"targets": [1], "block": False}),
+        (("SIGUSR1",), {}),
+        "interrupted",
+        ((signal.SIGINT,), {"targets": 0}),
+    ]
+
+
+SHUTDOWNS = [
+    ({"hub": True}, ["stopped"]),
+    ({"targets": "all"}, ["stopped"]),
+    ({"targets": [0, 1], "block": True}, ["stopped"]),
+    ({"targets": 1, "block": True}, [((1, False, False), {"block": True})]),
+]
+
+
+@pytest.mark.parametrize(("options", "does"), SHUTDOWNS, ids=str)
+def test_a_client_that_is_to_end_all_engines_stops_the_ranks(monkeypatch, followed, options, does):
+    calls = []
+    hooks = SimpleNamespace(command=lambda name: {"key": "ours"})
+    running = SimpleNamespace(
+        size=2, stop=lambda: calls.append("stopped"), cells=SimpleNamespace(hooks=hooks)
+    )
+    monkeypatch.setattr(
+        Client, "shutdown", lambda client, *call, **more: calls.append((call, more))
+    )
+    monkeypatch.setattr(cluster, "session", SimpleNamespace(running=running))
+    followed._update_engines({0: "engine-0", 1: "engine-1"})
+    with ExitStack() as undo:
+        ClientPatch(undo)
+        followed.shutdown(**options)
+        followed._config = {"key": "others'"}
+        followed.shutdown(hub=True)
+    assert calls == [*does, (("all", False, True), {})]
 
 
 def test_files_are_removed_at_the_end_and_not_written_after_it(security):

@@ -1,10 +1,12 @@
 """What a notebook writes for other programs, and what tidies up however its process ends."""
 
+import io
 import json
 import os
 import subprocess
 import sys
 import tempfile
+import threading
 
 import pytest
 
@@ -47,6 +49,33 @@ def test_a_keeper_does_what_it_is_told_to_though_another_process_holds_its_pipe(
     keeper = CleanupProcess('rm "$1"; touch "$2"', *map(str, (tmp_path / "old", tmp_path / "new")))
     (tmp_path / "old").touch()
     keeper.close(SECONDS)
+    keeper.close(SECONDS)
+    assert [path.name for path in tmp_path.iterdir()] == ["new"]
+
+
+class SharedPipe(io.FileIO):
+    """A pipe on which another thread acts while the first write runs."""
+
+    act = staticmethod(lambda: None)
+
+    def write(self, line):
+        act, self.act, descriptor = self.act, lambda: None, self.fileno()
+        other = threading.Thread(target=act)
+        other.start()
+        other.join()
+        return os.write(descriptor, line)
+
+
+def test_a_keeper_may_be_closed_by_two_threads_at_once(tmp_path, monkeypatch):
+    def begin(process, *words, **options):
+        start(process, *words, **options)
+        with process.stdin as pipe:
+            process.stdin = SharedPipe(os.dup(pipe.fileno()), "wb")
+
+    start = subprocess.Popen.__init__
+    monkeypatch.setattr(subprocess.Popen, "__init__", begin)
+    keeper = CleanupProcess('touch "$1"', str(tmp_path / "new"))
+    keeper._process.stdin.act = lambda: keeper.close(0)
     keeper.close(SECONDS)
     assert [path.name for path in tmp_path.iterdir()] == ["new"]
 

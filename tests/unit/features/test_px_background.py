@@ -3,14 +3,16 @@
 import io
 import signal
 import sys
+import threading
 from concurrent.futures import Future
+from queue import SimpleQueue
 from types import SimpleNamespace
 
 import pytest
 
 from allranks.features.ipyparallel import px_magics
 from allranks.features.ipyparallel.px_magics import PxMagics
-from allranks.features.ipyparallel.px_results import PxResult
+from allranks.features.ipyparallel.px_results import PxResult, in_background
 
 
 @pytest.fixture
@@ -34,8 +36,9 @@ def test_an_interrupt_that_comes_with_the_line_that_names_it_ends_the_cell(monke
     monkeypatch.setattr(px_magics, "_QUIET_SECONDS", 0)
     monkeypatch.setattr(sys, "stderr", Asks())
     last: PxResult = PxResult.__new__(PxResult)
-    last._future, last.ranks = Future(), (0, 1)
-    last._cluster = SimpleNamespace(interrupt=lambda: last._future.set_result([]))
+    Future.__init__(last)
+    last.ranks = (0, 1)
+    last._cluster = SimpleNamespace(interrupt=lambda: last.set_result([]))
     magics: PxMagics = PxMagics.__new__(PxMagics)
     with pytest.raises(KeyboardInterrupt):
         magics._wait_for(last)
@@ -53,3 +56,25 @@ def test_lines_about_its_cell_are_shown_with_the_output_of_its_ranks(capsys):
     result.display_outputs()
     assert capsys.readouterr().out == "ranks 0–1 · rank 2 was replaced\n"
     assert result.stdout == ["", ""]
+
+
+def test_it_is_a_future_that_ends_with_its_cell():
+    values = SimpleNamespace(values=lambda: [3, 3])
+    ends = threading.Event()
+
+    def run(_):
+        ends.wait()
+        return values
+
+    cells = SimpleNamespace(begin=lambda *_, **__: None, wait=run)
+    cluster = SimpleNamespace(cells=cells)
+    result = PxResult(cluster, "3", 1, (0, 1), fold=True)
+    assert in_background(cluster) == [result]
+    assert in_background(SimpleNamespace()) == []
+    assert not result.cancel()
+    called = SimpleQueue()
+    result.add_done_callback(lambda ended: called.put(ended.result()))
+    ends.set()
+    assert (result.result(), result.exception()) == ([3, 3], None)
+    assert called.get() == [3, 3]
+    assert in_background(cluster) == []
