@@ -26,7 +26,7 @@ from mpi4py import MPI
 import allranks.collectives as c
 from allranks.collectives.calls import call
 from allranks.collectives.calls.rank_state import FINISHED
-from allranks.errors import CollectiveMismatch, RankLeft, StaleHandle
+from allranks.errors import CollectiveMismatch, Deadlock, RankLeft, StaleHandle
 
 pytestmark = pytest.mark.skipif(c.size() < 2, reason="a mistake takes two ranks")
 TIMES = int(os.environ.get("ALLRANKS_TEST_TIMES", "2"))
@@ -219,6 +219,38 @@ def test_ranks_that_receive_from_anybody_and_none_sends_are_told_so(also):
     else:
         assert isinstance(error, CollectiveMismatch)
         assert "wait for each other" in str(error)
+    next_cell_works()
+
+
+@pytest.mark.parametrize("receive", ["recv", "Recv", "irecv", "probe", "sendrecv"])
+@pytest.mark.parametrize("then", ["leaves", "waits"])
+def test_a_message_with_another_tag_is_named_with_both_tags(receive, then, monkeypatch):
+    # A posted receive is waited for as long as a message of its length may take: irecv has none.
+    monkeypatch.setattr(call.PointCall, "patience", lambda one: 1e9 if one.nbytes > 1e6 else 0.0)
+    receives: dict[str, Callable[[], object]] = {
+        "recv": lambda: c.comm.recv(source=0, tag=2),
+        "Recv": lambda: c.comm.Recv(np.ones(3), source=0, tag=2),
+        "irecv": lambda: c.comm.irecv(source=0, tag=2).wait(),
+        "probe": lambda: c.comm.probe(source=0, tag=2),
+        "sendrecv": lambda: c.comm.sendrecv(1, dest=ODD, source=0, recvtag=2),
+    }
+
+    def tags_differ():
+        if odd():
+            receives[receive]()
+        elif c.rank() == 0:
+            c.comm.send("data", dest=ODD, tag=1)
+        if then == "waits":
+            c.comm.Barrier()
+
+    error = in_a_cell(tags_differ)
+    said = "Rank 0 has sent a message with tag 1, and rank 1 waits for tag 2. Send and receive with"
+    if then == "waits":
+        assert isinstance(error, Deadlock)
+        assert said in str(error)
+    elif odd():
+        assert isinstance(error, RankLeft)
+        assert said in str(error)
     next_cell_works()
 
 
