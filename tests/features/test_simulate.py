@@ -141,6 +141,12 @@ def test_a_deadlock_is_named_with_its_ranks_and_lines(simulate):
     assert "none can go on. Rank 0 has sent a message with tag 1, and rank 1 waits for" in tags.text
 
 
+def test_objects_are_reduced_with_one_op(simulate):
+    for call in ("allreduce", "reduce"):
+        text = simulate(f"comm.{call}(1, op=MPI.MAX if rank == 1 else MPI.SUM)", 2).text
+        assert f"comm.{call} needs the same reduction on every rank: rank 0 has SUM" in text
+
+
 def test_the_rank_that_failed_comes_first_and_the_others_wait(simulate):
     text = simulate("if rank == 2: 1 / 0\nbarrier()").text
     assert text.index("rank 2 (") < text.index("ranks 0–1, 3 were waiting at line 3")

@@ -222,6 +222,39 @@ def test_ranks_that_receive_from_anybody_and_none_sends_are_told_so(also):
     next_cell_works()
 
 
+@pytest.mark.parametrize("method", ["reduce", "allreduce", "scan", "exscan"])
+@pytest.mark.parametrize(
+    ("op", "other", "names"),
+    [
+        (MPI.SUM, MPI.MAX, ("SUM", "MAX")),
+        (MPI.SUM, max, ("SUM", "max")),
+        (min, max, ("min", "max")),
+        (partial(max), np.add, ("a function", "add")),
+    ],
+)
+def test_objects_are_reduced_with_one_op(method, op, other, names):
+    error = in_a_cell(lambda: getattr(c.comm, method)(1.0, op=other if odd() else op))
+    assert isinstance(error, CollectiveMismatch)
+    usual, odd_one = names
+    assert f"comm.{method} needs the same reduction on every rank: " in str(error)
+    assert f"rank 1 has {odd_one}" in str(error)
+    assert f" {usual}" in str(error)
+    next_cell_works()
+
+
+def test_a_rank_that_skips_a_reduction_of_objects_is_named():
+    def skips():
+        if not odd():
+            c.comm.allreduce(1)
+
+    error = in_a_cell(skips)
+    if not odd():
+        assert isinstance(error, RankLeft)
+        assert "comm.allreduce(SUM) needs all of ranks 0–" in str(error)
+        assert "rank 1 has left this cell" in str(error)
+    next_cell_works()
+
+
 @pytest.mark.parametrize("receive", ["recv", "Recv", "irecv", "probe", "sendrecv"])
 @pytest.mark.parametrize("then", ["leaves", "waits"])
 def test_a_message_with_another_tag_is_named_with_both_tags(receive, then, monkeypatch):
