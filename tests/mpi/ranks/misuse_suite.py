@@ -346,6 +346,25 @@ def test_an_interrupt_is_heard_inside_a_collective(what):
         next_cell_works()
 
 
+@pytest.mark.parametrize("what", WAITING)
+def test_an_interrupt_of_a_wait_names_the_rank_that_was_late(what):
+    def waits():
+        try:
+            if not odd():
+                this = c.world.current()
+                with interrupted_after(0.0, lambda: bool(this.doing.waits_for)):
+                    WAITING[what]()
+                    time.sleep(PATIENCE_SECONDS)
+        finally:
+            everybody(False)
+
+    error = in_a_cell(waits)
+    if not odd():
+        assert isinstance(error, KeyboardInterrupt)
+        assert vars(error)["waited"].waits_for == "rank 1"
+    next_cell_works()
+
+
 def test_an_interrupt_at_any_moment_leaves_the_next_cell_whole():
     def busy():
         with interrupted_after(0.01 + 0.003 * np.random.default_rng().random()):
