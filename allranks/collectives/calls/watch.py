@@ -169,6 +169,9 @@ class Watch:
         if missing:
             self.own.doing = Activity("waiting", call.spec.title, label(missing))
             self.own.waits = call.started, missing[0]
+        elif self.own.waits is not None:
+            # All have come: what is left is the transfer.
+            self.own.doing, self.own.waits = RUNNING, None
         if (edge, call.stage) != self._edge:
             self._edge = edge, call.stage
             self._ticket += 1
