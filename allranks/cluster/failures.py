@@ -29,6 +29,7 @@ from allranks.records.wire import Hello, Output, Reply, Result
 _ANSI = re.compile(r"\x1b\[[0-9;]*m")
 #: What a traceback calls the error: in its first line, and in its last.
 _INTERRUPTED = re.compile(r"^((?:\x1b\[[0-9;]*m)*)KeyboardInterrupt\b(.*)$", re.MULTILINE)
+_OF_INTERRUPTS = (KeyboardInterrupt.__name__, CellTimeout.__name__)
 _SHOWN_WHOLE = 3
 #: Instead of an exception's name: the rank has died.
 DEATH = "death"
@@ -75,7 +76,8 @@ def as_timeout(report: Report, late: str) -> Report:
         for part in report.traceback
     )
     traceback = (*traceback[:-1], f"{traceback[-1]} {late}") if traceback else ()
-    return replace(report, etype=name, message=late, traceback=traceback)
+    message = report.message if report.waiting else late
+    return replace(report, etype=name, message=message, traceback=traceback)
 
 
 def headline(reports: Sequence[Report], size: int) -> str:
@@ -107,16 +109,22 @@ def describe(reports: Sequence[Report], ran: Iterable[int]) -> str:
     for groups in places[_SHOWN_WHOLE:]:
         parts.extend(_in_a_line(group) for group in groups)
     if failed:
-        parts.extend(
-            _in_a_line(group, "was waiting" if len(group) == 1 else "were waiting")
-            for group in fold(waiting)
-        )
+        parts.extend(map(_as_waiting, fold(waiting)))
     else:
-        parts.extend(_whole(group) for group in fold(waiting)[:_SHOWN_WHOLE])
+        parts.extend(_only_waiting(fold(waiting)))
     finished = sorted(set(ran) - {report.rank for report in reports})
     if finished:
         parts.append(f"{label(finished)} finished the cell.")
     return "\n\n".join(parts)
+
+
+def _only_waiting(groups: Sequence[Sequence[Report]]) -> list[str]:
+    if not groups or groups[0][0].etype not in _OF_INTERRUPTS:
+        return [_whole(group) for group in groups[:_SHOWN_WHOLE]]
+    # The traceback of an interrupt does not say for which ranks a call has waited.
+    first, *others = groups
+    lines = map(_as_waiting, others)
+    return [f"{_whole(first)}\n{first[0].message}", *lines]
 
 
 def _whole_of_place(groups: Sequence[Sequence[Report]]) -> str:
@@ -158,6 +166,10 @@ def _place(report: Report) -> str:
 def _seen(report: Report) -> str:
     # The stack of a crash, which has no source, is exact. Else the rank may have gone on since.
     return ", last seen" if report.etype == DEATH and report.source_line else ""
+
+
+def _as_waiting(group: Sequence[Report]) -> str:
+    return _in_a_line(group, "was waiting" if len(group) == 1 else "were waiting")
 
 
 def _in_a_line(group: Sequence[Report], verb: str = "raised") -> str:

@@ -38,6 +38,7 @@ from allranks.engine.interrupts import MAIN_THREAD, Interrupts, ignore_interrupt
 from allranks.engine.shell_magics import replace_magic
 from allranks.errors import CheckFailed, CollectiveError, RankLeft, Report, UsageError
 from allranks.records.code_names import is_cell, with_numbers
+from allranks.records.ranks import Activity
 
 T = TypeVar("T")
 
@@ -399,20 +400,30 @@ def report(
         said = cast(SyntaxError, error)
         if said.filename == cell_file:
             line, source = said.lineno, (said.text or "").strip()
+    waited = _interrupted_wait(error)
+    text = waited or (text_of(error) if text is None else text)
     return Report(
         rank=rank,
         host=socket.gethostname(),
         device=device,
         etype=_bounded(type(error).__name__, _NAME_CHARACTERS),
-        message=(text_of(error) if text is None else text) + (f"\n{more}" if more else ""),
+        message=text + (f"\n{more}" if more else ""),
         traceback=(
             _bounded("\n".join([*formatted, more] if more else formatted), _TRACEBACK_CHARACTERS),
         ),
         line=line,
         source_line=_bounded(source, _MESSAGE_CHARACTERS),
         # A rank that could not go on because another one left is reported as waiting.
-        waiting=is_a(error, RankLeft),
+        waiting=is_a(error, RankLeft) or bool(waited),
     )
+
+
+def _interrupted_wait(error: BaseException) -> str:
+    """Returns in which call a rank waited when it was interrupted; "" if it did not wait."""
+    waited = vars(error).get("waited") if type(error) is KeyboardInterrupt else None
+    if not isinstance(waited, Activity) or not waited.waits_for:
+        return ""
+    return f"{waited.text} waited for {waited.waits_for} when the cell was interrupted."
 
 
 def _unless_interrupted(call: Callable[[], T]) -> T | None:

@@ -76,7 +76,7 @@ class TelemetrySender:
         self._points_at, self._timings_at = now, now
         # The load is counted from here; a cell that ends at once has no pulse.
         self._busy_seconds, self._looked_at = process_time(), now
-        self._pulse_at = now + _FIRST_PULSE_SECONDS
+        self._pulse_at = self._early_pulse_at = now + _FIRST_PULSE_SECONDS
 
     def watch(self, bins: int) -> None:
         self._sent_width, self._strip_at = 0.0, 0.0
@@ -107,14 +107,20 @@ class TelemetrySender:
             something = spans.waits or spans.imports or self._steps or self._sent_width
             if seconds >= _STRIP_SECONDS and something:
                 found.append(self._make_strip(seconds))
-        elif now >= self._pulse_at:
+        elif now >= self._pulse_at or (now >= self._early_pulse_at and self._shows_old_wait()):
             pulse = self._look()
             # Without a line the cell has not begun its first statement yet.
+            self._early_pulse_at = now + _FIRST_PULSE_SECONDS
             self._pulse_at = now + (_PULSE_SECONDS if pulse.line else _FIRST_PULSE_SECONDS)
             if pulse != self._pulse:
                 self._pulse = pulse
                 found.append((pulse, []))
         return found
+
+    def _shows_old_wait(self) -> bool:
+        """Whether the last pulse names ranks for which this one no longer waits."""
+        shown = self._pulse.waits_for if self._pulse is not None else ""
+        return bool(shown) and shown != world.current().doing.waits_for
 
     def _add_points(self, found: list[Message]) -> None:
         series, pairs = self._metrics.take()

@@ -66,13 +66,33 @@ def test_an_interrupt_ends_the_cell_and_nothing_else(notebook, source):
     notebook.drain(0.3)
     notebook.interrupt()
     cell.wait(SETTLED_SECONDS)
-    cell.fails("CellInterrupted", "ranks 0–3 of 4", "KeyboardInterrupt").lacks(
-        "│ after", "allranks/engine"
-    )
+    # Ranks that wait are not those that the interrupt is about.
+    whose = "ranks 0–3 of 4" if "allreduce" not in source else "of 4 at line"
+    cell.fails("CellInterrupted", whose, "KeyboardInterrupt").lacks("│ after", "allranks/engine")
     assert notebook.on_ranks("kept").text == KEPT
     following = notebook.on_ranks("import numpy as np\nfloat(allreduce(np.ones(2), op=Sum)[0])")
     assert following.text == "ranks 0–3 → 4.0\n"
     wait_until(lambda: not sleepers(notebook), lambda: f"the end of {sleepers(notebook)}")
+
+
+def test_an_interrupt_shows_one_traceback_and_for_whom_the_others_waited(notebook):
+    cell = notebook.start_on_ranks(
+        "import time\nfrom allranks.collectives import world\n"
+        "from allranks.collectives.calls.rank_state import TICKET\n"
+        "if rank == 0:\n"
+        "    board = world.current().board\n"
+        "    while not all(board.get(other, TICKET) for other in (1, 2, 3)): pass\n"
+        "    print('they wait')\n"
+        "    time.sleep(600)\n"
+        "barrier()"
+    ).wait_for("they wait")
+    notebook.interrupt()
+    cell.wait(SETTLED_SECONDS).fails("CellInterrupted", "rank 0 of 4", "KeyboardInterrupt")
+    assert cell.text.count("Traceback") == 1
+    assert (
+        "ranks 1–3 were waiting at line 10: barrier()\n"
+        "  barrier waited for rank 0 when the cell was interrupted."
+    ) in cell.text
 
 
 SLOW_TEXT = (

@@ -137,6 +137,14 @@ def test_a_deadlock_is_named_with_its_ranks_and_lines(simulate):
     assert ":3: y = comm.recv(" in text
     large = simulate("comm.Ssend(bytes(9), (rank + 1) % size)", 2).text
     assert "ranks 0–1 wait in comm.Ssend" in large
+    tags = simulate("if rank == 0: comm.send(1, 1, tag=1)\ncomm.recv(source=1 - rank, tag=2)", 2)
+    assert "none can go on. Rank 0 has sent a message with tag 1, and rank 1 waits for" in tags.text
+
+
+def test_objects_are_reduced_with_one_op(simulate):
+    for call in ("allreduce", "reduce"):
+        text = simulate(f"comm.{call}(1, op=MPI.MAX if rank == 1 else MPI.SUM)", 2).text
+        assert f"comm.{call} needs the same reduction on every rank: rank 0 has SUM" in text
 
 
 def test_the_rank_that_failed_comes_first_and_the_others_wait(simulate):

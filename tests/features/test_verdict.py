@@ -75,11 +75,15 @@ def test_no_other_rank_is_named_for_one_that_is_late_now_and_then(notebook):
     assert not re.search(r"rank [01] is (the slow one|late)", cell.text)
 
 
-def test_ranks_that_all_sleep_stand_still(notebook):
-    cell = notebook.on_ranks(LOOP.format(sleep="0.1", loss="1.0"), "-n 3", timeout=_SECONDS)
+def test_ranks_that_all_wait_for_something_stand_still_and_ranks_that_sleep_do_not(notebook):
+    loop = LOOP.format(sleep="0.1", loss="1.0")
+    slept = notebook.on_ranks(loop, "-n 3", timeout=_SECONDS)
+    assert "stand still" not in slept.text
+    waits = "import select\n" + loop.replace("time.sleep(0.1)", "select.select([], [], [], 0.1)")
+    cell = notebook.on_ranks(waits, "-n 3", timeout=_SECONDS)
     why = notebook.run("%distributed why").text
     if had_cores(why):
-        assert "`time.sleep(0.1)`: they wait" in line(cell, "all ranks stand still for ")
+        assert "0.1)`: they wait" in line(cell, "all ranks stand still for ")
 
 
 def test_a_loss_that_is_not_a_number_is_named_with_its_step(notebook):

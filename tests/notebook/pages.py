@@ -30,7 +30,10 @@ CELL = re.compile(
     re.DOTALL,
 )
 AT_HOME = re.compile(r"/\S*/\.local/state/")
-INTERRUPTED = re.compile(r"(?m)^ranks? ([\d–, ]+) \(.*\) raised KeyboardInterrupt at line (\d+)")
+INTERRUPTED = re.compile(
+    r"(?m)^ranks? ([\d–, ]+)"
+    r"(?: \(.*\) raised KeyboardInterrupt| (?:was|were) waiting) at line (\d+)"
+)
 PLACE = re.compile(r"In\[\d+\]:(\d+)")
 _PRESSED_AGAIN_AFTER_SECONDS = 1.5
 _PATIENT_SECONDS = 150

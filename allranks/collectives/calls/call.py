@@ -25,6 +25,7 @@ from typing import Any, NamedTuple, ParamSpec, Protocol, TypeVar
 import numpy as np
 
 from allranks.collectives.arrays.reductions import Arithmetic, Array
+from allranks.collectives.calls.deadlocks import OtherTag
 from allranks.collectives.calls.sites import SITES, Site, find
 from allranks.collectives.calls.specs import Packed, Spec, pack
 from allranks.records.ranks import label
@@ -209,6 +210,8 @@ class Call:
     polls = 0
     """Polls since a rank that it needs was seen to have left."""
     deadlock = ""
+    other_tag: Callable[[], OtherTag | None] | None = None
+    """Looks for a message with another tag than the one that a receive waits for."""
     posted = done = False
     carry: Any = None
     """Data that travels with the agreement between hosts: the values of small arrays."""
@@ -305,6 +308,8 @@ class PointCall(Call):
     ordered = every = False
     buffers: tuple[Any, ...] = ()
     """Buffers that MPI may read or write."""
+    unknown_nbytes = 0
+    """An estimate for messages of any length that may be on their way."""
 
     def __init__(
         self, agreement: Agreement, spec: Spec, name: str | None, peers: tuple[int, ...]
@@ -335,7 +340,7 @@ class PointCall(Call):
         if not self.posted:
             return 0.0
         # Two ranks with data on its way would otherwise look like a deadlock.
-        return _PATIENCE_SECONDS + self.nbytes / _SLOWEST_BYTES_A_SECOND
+        return _PATIENCE_SECONDS + (self.nbytes + self.unknown_nbytes) / _SLOWEST_BYTES_A_SECOND
 
 
 def nbytes_of(buffer: Any) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 from allranks.errors import CollectiveMismatch, Deadlock
 from allranks.records.ranks import label
@@ -17,12 +18,37 @@ _EXCHANGES = re.compile(r"(?:comm\.)?i?sendrecv", re.IGNORECASE)
 _ADVICE = "Make the same calls in the same order on every rank."
 
 
-def text(ranks: Sequence[int], titles: Iterable[str]) -> str:
+class OtherTag(NamedTuple):
+    """A message that has come, and the receive that waits for another tag. Ranks of the world."""
+
+    receiver: int
+    source: int
+    sent: int
+    wanted: int
+
+    def __str__(self) -> str:
+        return (
+            f"Rank {self.source} has sent a message with tag {self.sent}, and rank {self.receiver} "
+            f"waits for tag {self.wanted}"
+        )
+
+
+def text(ranks: Sequence[int], titles: Iterable[str], tags: Sequence[OtherTag] = ()) -> str:
     """Returns that the ranks wait for each other, and what to change in these calls."""
     if len(ranks) == 1:
-        alone = "A message to itself needs isend, irecv or sendrecv."
+        alone = advice_on(tags) or "A message to itself needs isend, irecv or sendrecv."
         return f"{label(ranks)} waits for itself, and never {NEVER}. {alone}"
-    return f"{label(ranks)} wait for each other, and none {NEVER}. {_advice(titles)}"
+    advice = advice_on(tags) or _advice(titles)
+    return f"{label(ranks)} wait for each other, and none {NEVER}. {advice}"
+
+
+def advice_on(tags: Sequence[OtherTag]) -> str:
+    """Returns what to change if messages have come with other tags; "" if there are none."""
+    if not tags:
+        return ""
+    said = "; ".join([str(tags[0]), *(f"{one}".replace("Rank", "rank", 1) for one in tags[1:3])])
+    more = f"; and {len(tags) - 3} more" if len(tags) > 3 else ""
+    return f"{said}{more}. Send and receive with the same tag."
 
 
 def advice_alone(title: str, rank: int, partner: str) -> str:

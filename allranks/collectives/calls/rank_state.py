@@ -46,10 +46,11 @@ ASKS = (
     Activity("paused", "paused in the debugger"),
 )
 """What a rank does that waits for a person, by its word `ASKING`."""
-PORTS, REQUEST, RENEWING = 24, 25, 26
+PORTS, REQUEST, RENEWING, OTHER_TAG, WANTED_TAG = range(24, 29)
 """The ports on which the rank's MPI listens, 16 bits each; the last request of a client that has
 failed there, or was not run, as `RankState.request` has it; the epoch + 1 from which the rank waits
-for the next one."""
+for the next one. Of a receive that waits: the source, + 1, and in the lower 32 bits the tag of a
+message with another tag that has come, and the tag for which it waits."""
 REASON, WHERE, LINE, WAITING, BROKE = range(5)
 """Texts. They name lines by file and number (`Site.place`), because pages of other hosts cross the
 network; readers add the source (`with_source`)."""

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from allranks.collectives.calls import deadlocks, frames
 from allranks.collectives.calls import rank_state as fields
 from allranks.collectives.calls.call import Call
+from allranks.collectives.calls.deadlocks import OtherTag
 from allranks.collectives.calls.mismatches import list_sites
 from allranks.collectives.calls.rank_state import INTERRUPTED, Board, RankState, interrupt_pipe
 from allranks.collectives.calls.sites import of_frame, with_source
@@ -94,6 +95,7 @@ class Watch:
         if own.nudge is not None:
             own.nudge()
         self.look(call, waited)
+        self._publish_other_tag(call)
 
     def look(self, call: Call, waited: float) -> None:
         """As `attend`, for a thread that watches the wait of another one: it neither calls MPI nor
@@ -152,6 +154,7 @@ class Watch:
             self.own.doing = RUNNING
             self.own.waits = None
             self.own.board.put(fields.TICKET, 0)
+            self.own.board.put(fields.OTHER_TAG, 0)
             self.call = None  # last: an interrupted `rest` is repeated
 
     def _publish(self, call: Call, missing: tuple[int, ...], waited: float, snapshot: int) -> None:
@@ -166,6 +169,9 @@ class Watch:
         if missing:
             self.own.doing = Activity("waiting", call.spec.title, label(missing))
             self.own.waits = call.started, missing[0]
+        elif self.own.waits is not None:
+            # All have come: what is left is the transfer.
+            self.own.doing, self.own.waits = RUNNING, None
         if (edge, call.stage) != self._edge:
             self._edge = edge, call.stage
             self._ticket += 1
@@ -176,12 +182,31 @@ class Watch:
             board.put(fields.TICKET, self._ticket)
         board.put(fields.BEAT, snapshot)
 
+    def _publish_other_tag(self, call: Call) -> None:
+        if call.other_tag is None:
+            return
+        found, board = call.other_tag(), self.own.board
+        if found is not None:
+            board.put(fields.WANTED_TAG, found.wanted)
+        board.put(fields.OTHER_TAG, 0 if found is None else found.source + 1 << 32 | found.sent)
+
+    def _other_tags(self, ranks: Iterable[int]) -> list[OtherTag]:
+        """The messages that have come with another tag than these ranks wait for."""
+        board = self.own.board
+        found = {rank: board.get(rank, fields.OTHER_TAG) for rank in ranks}
+        return [
+            OtherTag(rank, (one >> 32) - 1, one & 0xFFFFFFFF, board.get(rank, fields.WANTED_TAG))
+            for rank, one in found.items()
+            if one
+        ]
+
     def _left_text(self, call: Call, rank: int, why: str) -> str:
         sites, lost = call.sites(), self.own.is_lost
         waiting = [r for r in sites if r != rank and not lost(r)]
         partner = f"rank {rank}" if len(call.missing()) == 1 else "another rank"
         advice = (
             self.own.advice(rank, why)
+            or deadlocks.advice_on(self._other_tags((self.own.rank,)))
             or deadlocks.advice_alone(call.spec.title, self.own.rank, partner)
             or deadlocks.advice_for_some(call.spec.title)
         )
@@ -240,7 +265,11 @@ class Watch:
         elif all(beats[r] >= self._due[r] for r in ring):
             waits = {r: board.text(r, fields.WAITING) for r in sorted(ring)}
             lines = [
-                deadlocks.text([*waits], [where.partition(" at ")[0] for where in waits.values()]),
+                deadlocks.text(
+                    [*waits],
+                    [where.partition(" at ")[0] for where in waits.values()],
+                    self._other_tags(waits),
+                ),
                 *(f"  rank {r} in {where}" for r, where in waits.items()),
             ]
             call.deadlock = "\n".join(lines)

@@ -70,8 +70,14 @@ def compared(call: str, arguments: tuple[Any, ...], root: bool, size: int) -> Co
         return found | _types(call, arguments, root) | _sizes(call, arguments, root, size)
     dtype, nbytes = _first(arguments)
     (op,) = (argument for argument in arguments[2:] if isinstance(argument, MPI.Op))
-    reduction = _NAMES.get(op.handle, "a function")
-    return found | Compared(reduction=reduction, dtype=dtype, nbytes=nbytes)
+    return found | Compared(reduction=name_of_op(op), dtype=dtype, nbytes=nbytes)
+
+
+def name_of_op(op: Any) -> str:
+    """The name of an op, or of a function in its place."""
+    if isinstance(op, MPI.Op):
+        return _NAMES.get(op.handle, "a function")
+    return getattr(op, "__name__", "a function")
 
 
 def _types(call: str, arguments: tuple[Any, ...], root: bool) -> Compared:

@@ -27,7 +27,7 @@ from allranks.collectives.calls.specs import Spec
 from allranks.collectives.mpi.transport import complete, rebind
 from allranks.collectives.ops import operations
 from allranks.collectives.ops.bounds import mistake
-from allranks.collectives.ops.buffers import compared, with_in_place
+from allranks.collectives.ops.buffers import compared, name_of_op, with_in_place
 from allranks.collectives.ops.point_to_point import (
     PREPARING,
     REFUSED_ARGUMENTS,
@@ -200,20 +200,20 @@ class Comm(PointToPoint):
 
     def reduce(self, sendobj: Any, op: Any = MPI.SUM, root: int = 0) -> Any:
         """Reduces picklable objects to the root, in the order of the ranks."""
-        values = self._objects("reduce", sendobj, root)
+        values = self._objects("reduce", sendobj, root, op)
         return None if values is None else reduce(op, values)
 
     def allreduce(self, sendobj: Any, op: Any = MPI.SUM) -> Any:
         """Reduces picklable objects to every rank, in the order of the ranks."""
-        return reduce(op, self._objects("allreduce", sendobj))
+        return reduce(op, self._objects("allreduce", sendobj, op=op))
 
     def scan(self, sendobj: Any, op: Any = MPI.SUM) -> Any:
         """Reduces the objects of the ranks up to this one."""
-        return reduce(op, self._objects("scan", sendobj)[: self.Get_rank() + 1])
+        return reduce(op, self._objects("scan", sendobj, op=op)[: self.Get_rank() + 1])
 
     def exscan(self, sendobj: Any, op: Any = MPI.SUM) -> Any:
         """Reduces the objects of the ranks before this one; None on the first rank."""
-        before = self._objects("exscan", sendobj)[: self.Get_rank()]
+        before = self._objects("exscan", sendobj, op=op)[: self.Get_rank()]
         return reduce(op, before) if before else None
 
     def _rooted(self, op: str, root: int) -> int:
@@ -224,10 +224,13 @@ class Comm(PointToPoint):
             )
         return root
 
-    def _objects(self, op: str, value: Any, root: int | None = None) -> Any:
-        index = -1 if root is None else self._rooted(op, root)
+    def _objects(self, call: str, value: Any, root: int | None = None, op: Any = None) -> Any:
+        index = -1 if root is None else self._rooted(call, root)
+        reduction = "" if op is None else name_of_op(op)
         return self._world.run(
-            operations.begin_object_gather(self._group(), f"comm.{op}", value, op, index)
+            operations.begin_object_gather(
+                self._group(), f"comm.{call}", value, call, index, reduction=reduction
+            )
         )
 
     def _one_a_rank(self, op: str, objects: Any) -> list[Any]:

@@ -439,9 +439,11 @@ def begin_object_gather(
     root: int = -1,
     alike: tuple[Any, ...] = (),
     refused: int = 0,
+    reduction: str = "",
 ) -> Call:
     """A call whose result is the list of all members' objects, on all or on ``root`` (an index).
-    ``alike`` and ``refused``, as in `Spec`: values that must be the same on every member.
+    ``alike``, ``refused`` and ``reduction``, as in `Spec`: values that must be the same on every
+    member.
     """
     data = dumps(value)
 
@@ -449,7 +451,7 @@ def begin_object_gather(
         parts = yield from call.moved(group.choose(call).allgather, data, root=root)
         return [loads(part) for part in parts] if root in (-1, group.me) else None
 
-    spec = Spec(op, root=_rank(group, root), shape=alike, refused=refused)
+    spec = Spec(op, reduction, shape=alike, root=_rank(group, root), refused=refused)
     return group.call(spec, name, data.nbytes * group.size, steps)
 
 

@@ -12,12 +12,14 @@ from ctypes import memmove
 from functools import partial, wraps
 from inspect import Signature, signature
 from itertools import starmap
+from mmap import mmap
 from typing import Any, Self, TypeVar, cast
 
 import numpy as np
 from mpi4py import MPI
 
 from allranks.collectives.calls.call import PointCall, Steps
+from allranks.collectives.calls.deadlocks import OtherTag
 from allranks.collectives.calls.specs import Spec
 from allranks.collectives.mpi.transport import complete, release_dropped, reports_death
 from allranks.collectives.ops.bounds import APART, mistake, overlap
@@ -107,6 +109,8 @@ REFUSED_ARGUMENTS = TypeError, ValueError, LookupError, BufferError
 
 _LOOKS = 2
 """So many dropped requests are looked at in each call: their number shrinks."""
+_OBJECT_NBYTES = 32 << 20
+"""A message of irecv is mostly shorter."""
 _AT_ONCE_NBYTES = 1024
 """A message of this length has come as a whole when a probe finds it: MPI does not wait for it."""
 
@@ -328,8 +332,9 @@ class PointToPoint(Raw):
             yield from complete(kept, call, Raw.Irecv, self, buf, source, tag, status=status)
             return
         about = status if status is not None else MPI.Status()
-        while (message := Raw.Improbe(self, source, tag, about)) is None:
-            yield call
+        message = Raw.Improbe(self, source, tag, about)
+        if message is None:
+            message = yield from self._awaited(call, source, tag, about)
         found, into = about.Get_count(MPI.BYTE), buf
         if found <= min(room, _AT_ONCE_NBYTES):
             message.Recv(buf)
@@ -341,6 +346,28 @@ class PointToPoint(Raw):
         if into is not buf:
             call.posted = False
             raise _too_long(f"comm.{call.name}", about, room)
+
+    def _awaited(
+        self, call: PointCall, source: int, tag: int, about: MPI.Status
+    ) -> Steps[MPI.Message]:
+        call.other_tag = self.looking_for_other_tags(source, tag)
+        while (message := Raw.Improbe(self, source, tag, about)) is None:
+            yield call
+        call.other_tag = None
+        return message
+
+    def looking_for_other_tags(self, source: int, tag: int) -> Callable[[], OtherTag | None] | None:
+        """A function that looks for a message which this receive does not take; None if it takes
+        any.
+        """
+        return partial(self._other_tag, source, tag) if tag != MPI.ANY_TAG else None
+
+    def _other_tag(self, source: int, tag: int) -> OtherTag | None:
+        about = MPI.Status()
+        if not Raw.Iprobe(self, source, MPI.ANY_TAG, about) or about.Get_tag() == tag:
+            return None
+        sender = self._group().ranks[about.Get_source()]
+        return OtherTag(self._world.rank, sender, about.Get_tag(), tag)
 
     def Sendrecv(
         self,
@@ -495,8 +522,9 @@ class PointToPoint(Raw):
     ) -> Any:
         def steps(call: PointCall) -> Steps[Any]:
             about = status if status is not None else MPI.Status()
-            while (message := Raw.Improbe(self, source, tag, about)) is None:
-                yield call
+            message = Raw.Improbe(self, source, tag, about)
+            if message is None:
+                message = yield from self._awaited(call, source, tag, about)
             data = bytearray(about.Get_count(MPI.BYTE))
             call.posted = True
             call.moves(data)
@@ -560,6 +588,8 @@ def _probing(name: str, look: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(getattr(Raw, name))
     def probe(self: PointToPoint, source: int = MPI.ANY_SOURCE, *rest: Any, **named: Any) -> Any:
         def steps(call: PointCall) -> Steps[Any]:
+            tag = _argument(("tag", 0), rest, named, MPI.ANY_TAG)
+            call.other_tag = self.looking_for_other_tags(source, tag)
             while not (found := look(self, source, *rest, **named)):
                 yield call
             return found
@@ -653,6 +683,8 @@ class Waiting:
     """In which it was made."""
     op = "request"
     peer = MPI.ANY_SOURCE
+    tag = MPI.ANY_TAG
+    """Of a receive."""
     every = False
     buffers: tuple[Any, ...] = ()
     room: int | None = None
@@ -871,9 +903,15 @@ def _settle(requests: Sequence[MPI.Request], name: str, *, one_will_do: bool = F
         left = pending
         call.posted = True
         call.every = first.every and not one_will_do
-        call.moves(*(buffer for one in ours for buffer in getattr(one, "buffers", ())))
+        buffers = [buffer for one in ours for buffer in getattr(one, "buffers", ())]
+        # The reserved memory of irecv is not the length of its message.
+        known = [buffer for buffer in buffers if type(buffer) is not mmap]
+        call.moves(*known)
+        call.unknown_nbytes = _OBJECT_NBYTES if len(known) < len(buffers) else 0
         if one_will_do:
             call.peers = tuple(sorted({rank for one in ours for rank in one.comm.peers(one.peer)}))
+        else:
+            call.other_tag = comm.looking_for_other_tags(first.peer, first.tag)
         # If this wait is left, MPI may still write to the buffers.
         comm.keep(pending)
         while left and (not one_will_do or len(left) == len(pending)):
@@ -881,7 +919,9 @@ def _settle(requests: Sequence[MPI.Request], name: str, *, one_will_do: bool = F
             left = _pending(left)
             following: Any = left[0] if left and not one_will_do else first
             if following is not first and getattr(following, "comm", None) is not None:
-                call.peers, call.every = following.comm.peers(following.peer), following.every
+                there, peer = following.comm, following.peer
+                call.peers, call.every = there.peers(peer), following.every
+                call.other_tag = there.looking_for_other_tags(peer, following.tag)
         comm.release(pending)
 
     title = first.op if len(requests) == 1 else f"{first.op}, {name}"
@@ -943,6 +983,7 @@ def _returning(name: str, peer: tuple[str, int] | None) -> Callable[..., Request
     plain = getattr(Raw, name)
     call = _WITH_BUFFERS.get(name)
     make = partial(_within_buffers, call, plain, signature(plain)) if call else plain
+    receives = name in ("Irecv", "irecv")
 
     @wraps(plain)
     def post(self: PointToPoint, *arguments: Any, **options: Any) -> Request | Prequest:
@@ -960,6 +1001,8 @@ def _returning(name: str, peer: tuple[str, int] | None) -> Callable[..., Request
         request.buffers, request.room = arguments, room
         if peer is not None:
             request.peer = _argument(peer, arguments, options, MPI.ANY_SOURCE)
+        if receives:
+            request.tag = _argument(("tag", 2), arguments, options, MPI.ANY_TAG)
         return request
 
     return post

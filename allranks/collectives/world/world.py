@@ -436,6 +436,10 @@ class World(RankState):
     def _drive(self, steps: Steps[Any]) -> Any:
         try:
             return drive(steps, self._attend, self.spin_seconds)  # type: ignore[arg-type]
+        except KeyboardInterrupt as interrupt:
+            if self.watch.call is not None:
+                interrupt.waited = self.doing  # type: ignore[attr-defined]  # for its report
+            raise
         except Exception as error:
             lost = self._lost_by(error)
             if lost is None:

@@ -16,6 +16,7 @@ from mpi4py import MPI
 from allranks.collectives.calls.call import Call, Offer, Steps, nbytes_of
 from allranks.collectives.calls.specs import Spec
 from allranks.collectives.ops import operations
+from allranks.collectives.ops.buffers import name_of_op
 from allranks.collectives.ops.communicator import Comm as RealComm
 from allranks.collectives.world.world import ALONE, Group
 from allranks.errors import UsageError
@@ -140,6 +141,7 @@ class SimulatedComm(Messaging):
             "allreduce",
             data,
             lambda parts: operations.dumps(fold(op, map(operations.loads, parts))),
+            reduction=name_of_op(op),
         )
         return operations.loads(self._world.run(call))
 
@@ -152,6 +154,7 @@ class SimulatedComm(Messaging):
         make: Callable[[list[Any]], Any],
         root: int | None = None,
         nbytes: int | None = None,
+        reduction: str = "",
     ) -> Call:
         """A call whose result is what ``make`` makes of all ranks' parts."""
         group = self._group()
@@ -165,7 +168,7 @@ class SimulatedComm(Messaging):
             yield from call.agreed(Offer(size))
             return slot.result
 
-        return group.call(Spec(f"comm.{op}", root=whom), op, size, steps)
+        return group.call(Spec(f"comm.{op}", reduction, root=whom), op, size, steps)
 
     def Barrier(self) -> None:
         """MPI_Barrier."""

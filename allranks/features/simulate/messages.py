@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import chain
 from typing import Any
 
+from allranks.collectives.calls.deadlocks import OtherTag
 from allranks.collectives.calls.sites import Site
 from allranks.collectives.world.world import Group
 from allranks.features.simulate.events import ANY, PostedReceive, RankEvent, SimulatedMessage
@@ -150,6 +152,17 @@ class Mail:
     def unmatched(self) -> tuple[list[SimulatedMessage], list[PostedReceive]]:
         """The messages without a receive, and the receives without a message."""
         return list(chain(*self._messages)), list(chain(*self._receives))
+
+    def other_tags(self) -> list[OtherTag]:
+        """For each receive without a message the first one that it would take with its tag."""
+        messages, receives = self.unmatched()
+        found = []
+        for receive in receives:
+            alike = replace(receive, tag=ANY)
+            here = (one for one in messages if one.dest == receive.rank and alike.takes(one))
+            if message := next(here, None):
+                found.append(OtherTag(receive.rank, message.source, message.tag, receive.tag))
+        return found
 
     @property
     def count(self) -> int:

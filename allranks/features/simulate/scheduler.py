@@ -356,7 +356,7 @@ class Scheduler:
                 stranded.append((task, _left_text(task, wait, rank, why)))
         error: Callable[[str], CollectiveError] = RankLeft
         if not stranded:
-            text = _deadlock_text(waiting)
+            text = _deadlock_text(waiting, self.mail.other_tags())
             stranded, error = [(task, text) for task in waiting], deadlocks.error
         for task, text in stranded:
             task.error = error(text)
@@ -378,7 +378,7 @@ def _names(ranks: Iterable[int]) -> str:
     return label(found) if (found := sorted(ranks)) else "no rank"
 
 
-def _deadlock_text(waiting: Sequence[Task]) -> str:
+def _deadlock_text(waiting: Sequence[Task], tags: Sequence[deadlocks.OtherTag]) -> str:
     ranks = [task.rank for task in waiting]
     found: dict[tuple[str, str], list[Task]] = {}
     for task in waiting:
@@ -396,4 +396,5 @@ def _deadlock_text(waiting: Sequence[Task]) -> str:
         who = label([task.rank for task in tasks])
         verb = "waits" if len(tasks) == 1 else "wait"
         lines.append(f"  {who} {verb} in {title} at {site}: {', '.join(for_whom)}{more}")
-    return "\n".join([deadlocks.text(ranks, [title for title, _ in found]), *lines])
+    first = deadlocks.text(ranks, [title for title, _ in found], tags)
+    return "\n".join([first, *lines])

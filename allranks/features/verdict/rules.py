@@ -6,6 +6,7 @@ names no rank whose delay may come from threads that had no core: other programs
 
 from __future__ import annotations
 
+import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Sequence
 from itertools import pairwise
@@ -57,6 +58,7 @@ FOLLOWED = 0.6
 COMPILE_SHARE, INPUT_SHARE, IDLE_SHARE = 0.20, 0.30, 0.35
 #: A thread that uses less of a core waits.
 IDLE_CORES = 0.4
+_SLEEP = re.compile(r"\bsleep\(")
 #: While another thread reads data, the main thread uses less of a core, if it waits for them. What
 #: the process uses besides the time of reading is for the rest of the step: where it takes nearly
 #: all of it, little may be gained by reading ahead.
@@ -493,7 +495,7 @@ def _waits_for_data(one: Looked) -> bool:
 
 
 def _idle(loop: Loop) -> list[Verdict]:
-    share, where = _on_all(loop, lambda one: bool(one.path) and one.main_cores < IDLE_CORES)
+    share, where = _on_all(loop, _waits_for_something)
     share = min(share, *(_stands_still(one) for one in loop.ranks.values()))
     if share < IDLE_SHARE or not _have_cores(loop, share):
         return []
@@ -506,6 +508,18 @@ def _idle(loop: Loop) -> list[Verdict]:
             "Read ahead in a thread, or from a local disk",
         )
     ]
+
+
+def _waits_for_something(one: Looked) -> bool:
+    # A sleep in a function of another cell may stand for a slow disk.
+    return bool(one.path) and one.main_cores < IDLE_CORES and not _sleeps_in_the_cell(one.path)
+
+
+def _sleeps_in_the_cell(path: tuple[CodeLine, ...]) -> bool:
+    """Whether the cell that runs has a sleep in its own text: it slows itself down on purpose."""
+    first, last = path[0], path[-1]
+    here = first.place.partition(":")[0] == last.place.partition(":")[0]
+    return here and _SLEEP.search(last.source) is not None
 
 
 def _stands_still(one: RankLoop) -> float:

@@ -26,7 +26,7 @@ from mpi4py import MPI
 import allranks.collectives as c
 from allranks.collectives.calls import call
 from allranks.collectives.calls.rank_state import FINISHED
-from allranks.errors import CollectiveMismatch, RankLeft, StaleHandle
+from allranks.errors import CollectiveMismatch, Deadlock, RankLeft, StaleHandle
 
 pytestmark = pytest.mark.skipif(c.size() < 2, reason="a mistake takes two ranks")
 TIMES = int(os.environ.get("ALLRANKS_TEST_TIMES", "2"))
@@ -222,6 +222,71 @@ def test_ranks_that_receive_from_anybody_and_none_sends_are_told_so(also):
     next_cell_works()
 
 
+@pytest.mark.parametrize("method", ["reduce", "allreduce", "scan", "exscan"])
+@pytest.mark.parametrize(
+    ("op", "other", "names"),
+    [
+        (MPI.SUM, MPI.MAX, ("SUM", "MAX")),
+        (MPI.SUM, max, ("SUM", "max")),
+        (min, max, ("min", "max")),
+        (partial(max), np.add, ("a function", "add")),
+    ],
+)
+def test_objects_are_reduced_with_one_op(method, op, other, names):
+    error = in_a_cell(lambda: getattr(c.comm, method)(1.0, op=other if odd() else op))
+    assert isinstance(error, CollectiveMismatch)
+    usual, odd_one = names
+    assert f"comm.{method} needs the same reduction on every rank: " in str(error)
+    assert f"rank 1 has {odd_one}" in str(error)
+    assert f" {usual}" in str(error)
+    next_cell_works()
+
+
+def test_a_rank_that_skips_a_reduction_of_objects_is_named():
+    def skips():
+        if not odd():
+            c.comm.allreduce(1)
+
+    error = in_a_cell(skips)
+    if not odd():
+        assert isinstance(error, RankLeft)
+        assert "comm.allreduce(SUM) needs all of ranks 0–" in str(error)
+        assert "rank 1 has left this cell" in str(error)
+    next_cell_works()
+
+
+@pytest.mark.parametrize("receive", ["recv", "Recv", "irecv", "probe", "sendrecv"])
+@pytest.mark.parametrize("then", ["leaves", "waits"])
+def test_a_message_with_another_tag_is_named_with_both_tags(receive, then, monkeypatch):
+    # A posted receive is waited for as long as a message of its length may take: irecv has none.
+    monkeypatch.setattr(call.PointCall, "patience", lambda one: 1e9 if one.nbytes > 1e6 else 0.0)
+    receives: dict[str, Callable[[], object]] = {
+        "recv": lambda: c.comm.recv(source=0, tag=2),
+        "Recv": lambda: c.comm.Recv(np.ones(3), source=0, tag=2),
+        "irecv": lambda: c.comm.irecv(source=0, tag=2).wait(),
+        "probe": lambda: c.comm.probe(source=0, tag=2),
+        "sendrecv": lambda: c.comm.sendrecv(1, dest=ODD, source=0, recvtag=2),
+    }
+
+    def tags_differ():
+        if odd():
+            receives[receive]()
+        elif c.rank() == 0:
+            c.comm.send("data", dest=ODD, tag=1)
+        if then == "waits":
+            c.comm.Barrier()
+
+    error = in_a_cell(tags_differ)
+    said = "Rank 0 has sent a message with tag 1, and rank 1 waits for tag 2. Send and receive with"
+    if then == "waits":
+        assert isinstance(error, Deadlock)
+        assert said in str(error)
+    elif odd():
+        assert isinstance(error, RankLeft)
+        assert said in str(error)
+    next_cell_works()
+
+
 def test_who_receives_from_anybody_waits_for_one_that_sends_late():
     def late():
         if odd():
@@ -279,6 +344,25 @@ def test_an_interrupt_is_heard_inside_a_collective(what):
         error = in_a_cell(waits)
         assert isinstance(error, type(None) if odd() else KeyboardInterrupt)
         next_cell_works()
+
+
+@pytest.mark.parametrize("what", WAITING)
+def test_an_interrupt_of_a_wait_names_the_rank_that_was_late(what):
+    def waits():
+        try:
+            if not odd():
+                this = c.world.current()
+                with interrupted_after(0.0, lambda: bool(this.doing.waits_for)):
+                    WAITING[what]()
+                    time.sleep(PATIENCE_SECONDS)
+        finally:
+            everybody(False)
+
+    error = in_a_cell(waits)
+    if not odd():
+        assert isinstance(error, KeyboardInterrupt)
+        assert vars(error)["waited"].waits_for == "rank 1"
+    next_cell_works()
 
 
 def test_an_interrupt_at_any_moment_leaves_the_next_cell_whole():

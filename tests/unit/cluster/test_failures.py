@@ -46,6 +46,21 @@ def test_ranks_that_waited_are_one_group_and_different_failures_are_a_line_each(
     assert "rank 8 raised Error8 at line 3: f(x): bad" in text
 
 
+def test_ranks_that_waited_when_the_cell_was_interrupted_have_no_traceback_of_their_own():
+    waited = "barrier waited for rank {} when the cell was interrupted."
+    late = report(0, "", "KeyboardInterrupt")
+    others = [report(r, waited.format(0), "KeyboardInterrupt", waiting=True) for r in (1, 2)]
+    text = describe([late, *others], ran=range(3))
+    assert text.count("KeyboardInterrupt: ") == 1
+    assert text.endswith(f"\n\nranks 1–2 were waiting at line 3: f(x)\n  {waited.format(0)}")
+    for_each_other = [report(0, waited.format(1), "KeyboardInterrupt", waiting=True), others[0]]
+    text = describe(for_each_other, ran=range(2))
+    assert text.count("raised KeyboardInterrupt") == 1
+    assert waited.format(1) in text.partition("rank 1 was waiting at line 3: f(x)")[0]
+    timeouts = [failures.as_timeout(one, "too late") for one in (late, *others)]
+    assert describe(timeouts, ran=range(3)).endswith(waited.format(0))
+
+
 def test_messages_that_differ_between_ranks_are_each_listed_once():
     text = "ValueError                Traceback\n----> 3 f(x)\n\nValueError: pair {0}\n  rank {0}"
     reports = [

@@ -38,6 +38,17 @@ def test_a_rank_that_waits_for_itself_needs_a_call_that_does_not_wait():
     assert type(deadlocks.error(text)) is Deadlock
 
 
+def test_messages_with_other_tags_are_named_in_place_of_other_advice():
+    tags = [deadlocks.OtherTag(1, 0, sent=1, wanted=2), deadlocks.OtherTag(0, 1, sent=0, wanted=3)]
+    text = deadlocks.text([0, 1], ["comm.recv", "barrier"], tags)
+    assert text == (
+        "ranks 0–1 wait for each other, and none can go on. Rank 0 has sent a message with tag 1, "
+        "and rank 1 waits for tag 2; rank 1 has sent a message with tag 0, and rank 0 waits for "
+        "tag 3. Send and receive with the same tag."
+    )
+    assert type(deadlocks.error(text)) is Deadlock
+
+
 def test_a_mismatch_that_another_rank_has_reported_is_none():
     text = "allreduce needs the same shape on every rank: rank 1 has ().\n  rank 1: can go on"
     assert type(deadlocks.error(text)) is CollectiveMismatch

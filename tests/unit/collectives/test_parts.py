@@ -245,6 +245,21 @@ def test_ranks_that_wait_for_a_person_are_reported_with_what_they_do(asking, doi
     assert said[0].startswith(f"barrier at f.py:2 waits for {doing}")
 
 
+def test_a_rank_whose_data_move_waits_for_no_other():
+    pages = mmap.mmap(-1, Board.nbytes(2))
+    state = RankState(0, (0, 0), Board(pages, (0, 1), 0))
+    call = SimpleNamespace(
+        spec=SimpleNamespace(title="allreduce"),
+        site=SimpleNamespace(place="f.py:2"),
+        **{"started": 0.0, "stage": 0, "late": None, "ordered": True, "patience": lambda: 0.0},
+    )
+    watch = Watch(state)
+    watch._publish(call, (1,), 0.1, 1)
+    assert state.doing.waits_for == "rank 1"
+    watch._publish(call, (), 0.2, 2)
+    assert (str(state.doing), state.waits) == ("running", None)
+
+
 def test_a_rank_that_does_not_answer_may_be_on_a_host_that_cannot_be_reached():
     pages = mmap.mmap(-1, Board.nbytes(3))
     state = RankState(0, (0, 0, 1), Board(pages, (0, 1, 2), 0))

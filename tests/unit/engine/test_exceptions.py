@@ -8,6 +8,7 @@ import pytest
 
 from allranks.engine.exceptions import has_succeeded, hint_of_mpi, is_outside_of_cell, report
 from allranks.records import code_names
+from allranks.records.ranks import Activity
 
 REPLACED = """
 try:
@@ -62,3 +63,12 @@ def test_a_rank_that_a_communicator_lacks_is_explained(monkeypatch):
     monkeypatch.setitem(sys.modules, "mpi4py.MPI", SimpleNamespace(Exception=OfMpi, ERR_RANK=6))
     assert hint_of_mpi(OfMpi(6)).endswith("Type for example: dest=(rank + 1) % size")
     assert (hint_of_mpi(OfMpi(5)), hint_of_mpi(ValueError(6))) == ("", "")
+
+
+def test_an_interrupt_of_a_wait_says_for_whom_the_rank_waited():
+    interrupt = KeyboardInterrupt()
+    assert (report(interrupt, [], 0, "cpu", "").waiting, str(interrupt)) == (False, "")
+    interrupt.waited = Activity("waiting", "barrier", "ranks 0, 2")
+    found = report(interrupt, [], 1, "cpu", "")
+    assert found.waiting
+    assert found.message == "barrier waited for ranks 0, 2 when the cell was interrupted."

@@ -470,6 +470,21 @@ def test_ranks_that_stand_still_are_named_with_their_line():
     assert ", at In[3]:4 `x = read(step)`: they wait for a file" in found.text
 
 
+def test_a_sleep_that_the_cell_shows_is_no_cause():
+    sleep = CodeLine("In[3]:8", "", "time.sleep(0.1)")
+    in_train = (CodeLine("In[3]:9", "", "train()"), sleep._replace(function="train"))
+    for path in ((sleep,), in_train):
+        spent, does = both((path, 0.9), (TRAIN, 0.1)), {path: (Doing.COMPUTE, 0.0, 0.0)}
+        assert kinds(cell([0.04] * 2, lines=spent, does=does, busy=0.1)) == []
+
+
+def test_a_sleep_in_a_function_of_another_cell_is_named():
+    path = (CodeLine("In[3]:9", "", "train()"), CodeLine("In[2]:8", "read", "time.sleep(0.1)"))
+    spent, does = both((path, 0.9), (TRAIN, 0.1)), {path: (Doing.COMPUTE, 0.0, 0.0)}
+    (found,) = verdicts(cell([0.04] * 2, lines=spent, does=does, busy=0.1))
+    assert found.kind == "idle"
+
+
 def test_ranks_whose_threads_compute_or_have_no_core_do_not_stand_still():
     # Threads of C compute for the main thread; or the main thread is ready, and has no core.
     spent, does = both((READ, 0.6), (TRAIN, 0.4)), {READ: (Doing.COMPUTE, 0.0, 1.0)}
