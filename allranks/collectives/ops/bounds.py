@@ -213,7 +213,7 @@ def _parts(buffer: Any, ranks: int) -> Parts | None:
     gaps, or if MPI computes them for a number of ranks that is not known (0).
     """
     try:
-        data, counts, places, kind = _read(buffer)
+        data, counts, places, kind = read_parts(buffer)
         if data is MPI.BOTTOM:  # the displacements are relative to address 0
             return None
         view = data if hasattr(data, "dtype") else np.asarray(memoryview(data))
@@ -266,7 +266,7 @@ def _parts_of_types(buffer: Any, ranks: int) -> Parts | None:
         return None
 
 
-def _read(buffer: Any) -> tuple[Any, Any, Any, MPI.Datatype | None]:
+def read_parts(buffer: Any) -> tuple[Any, Any, Any, MPI.Datatype | None]:
     """Returns the data, the counts, the displacements and the type of a buffer with parts."""
     if not isinstance(buffer, list | tuple):
         return buffer, None, None, None

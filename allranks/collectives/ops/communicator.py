@@ -25,7 +25,7 @@ from mpi4py import MPI
 from allranks.collectives.calls.call import Call, Steps, nbytes_of
 from allranks.collectives.calls.specs import Spec
 from allranks.collectives.mpi.transport import complete, rebind
-from allranks.collectives.ops import operations
+from allranks.collectives.ops import grids, operations
 from allranks.collectives.ops.bounds import mistake
 from allranks.collectives.ops.buffers import compared, name_of_op, with_in_place
 from allranks.collectives.ops.point_to_point import (
@@ -563,10 +563,10 @@ class Topocomm(Comm, MPI.Topocomm):
         parts = [MPI.pickle.dumps(value) for value in values]
         lengths = np.array([len(part) for part in parts], np.int64)
         theirs = np.zeros(self.indegree, np.int64)
-        self._collective(op, _Raw.Ineighbor_alltoall, lengths, theirs)
+        self._collective(op, type(self).Ineighbor_alltoall, lengths, theirs)
         data = np.empty(int(theirs.sum()), np.uint8)
         sent = (np.frombuffer(b"".join(parts), np.uint8), lengths.tolist())
-        self._collective(op, _Raw.Ineighbor_alltoallv, sent, (data, theirs.tolist()))
+        self._collective(op, type(self).Ineighbor_alltoallv, sent, (data, theirs.tolist()))
         pieces = np.split(data, np.cumsum(theirs)[:-1]) if theirs.size else []
         return [MPI.pickle.loads(piece.tobytes()) if piece.size else None for piece in pieces]
 
@@ -579,6 +579,25 @@ class Cartcomm(Topocomm, MPI.Cartcomm):
     """MPI.Cartcomm, guarded."""
 
 
+def exchanging(form: str, name: str) -> Callable[..., Any]:
+    """The call of that name, whose parts come from the sides that MPI names (`grids`)."""
+    plain, with_types = getattr(_Raw, name), getattr(_Raw, name.replace(form, "alltoallw"))
+
+    @wraps(plain)
+    def exchange(self: Cartcomm, sendbuf: Any, recvbuf: Any, *info: Any, **options: Any) -> Any:
+        order = grids.order_of_parts(self)
+        if order is None:
+            return plain(self, sendbuf, recvbuf, *info, **options)
+        sent = grids.with_types(form, sendbuf, sorted(order))
+        return with_types(self, sent, grids.with_types(form, recvbuf, order), *info, **options)
+
+    return exchange
+
+
+for _form in ("alltoall", "alltoallv", "alltoallw"):
+    for _name in (f"Ineighbor_{_form}", f"Neighbor_{_form}_init"):
+        setattr(Cartcomm, _name, exchanging(_form, _name))
+    setattr(Cartcomm, f"Neighbor_{_form}", blocking(Cartcomm, f"Neighbor_{_form}"))
 making(Cartcomm, MPI.Cartcomm, "Sub")
 
 

@@ -1311,8 +1311,44 @@ def test_a_grid_finds_its_neighbours():
     assert list(theirs) == [max(rank, -1) for rank in around]
     assert grid.neighbor_allgather(me) == list(map(from_there, around))
     got = grid.neighbor_alltoall([(me, way) for way in range(4)])
-    # Which of two messages comes first from a neighbour on both sides, libraries see differently.
-    assert [None if one is None else one[0] for one in got] == list(map(from_there, around))
+    assert got == [
+        None if rank == MPI.PROC_NULL else (rank, way ^ 1) for way, rank in enumerate(around)
+    ]
+
+
+WAYS = 4
+EXCHANGES = {
+    "arrays": ("alltoall", lambda x: x),
+    "counts": ("alltoall", lambda x: [x, 2, MPI.LONG]),
+    "a count and a displacement": ("alltoall", lambda x: [x, (2, 0), MPI.LONG]),
+    "a derived type": ("alltoall", lambda x: [x, 1, PAIRS]),
+    "v: arrays": ("alltoallv", lambda x: x),
+    "v: one count": ("alltoallv", lambda x: [x, 2]),
+    "v: a distance": ("alltoallv", lambda x: [x, 2, 2, MPI.LONG]),
+    "v: counts": ("alltoallv", lambda x: [x, [2] * WAYS]),
+    "v: displacements": ("alltoallv", lambda x: [x, ([2] * WAYS, range(0, 8, 2)), MPI.LONG]),
+    "w: counts": ("alltoallw", lambda x: [x, ([2] * WAYS, range(0, 64, 16)), [MPI.LONG] * WAYS]),
+    "w: types": ("alltoallw", lambda x: [x, [1] * WAYS, range(0, 64, 16), [PAIRS] * WAYS]),
+}
+PAIRS = MPI.LONG.Create_contiguous(2).Commit()
+
+
+@pytest.mark.parametrize("call", ["Neighbor_{}", "Ineighbor_{}", "Neighbor_{}_init"])
+@pytest.mark.parametrize("form", EXCHANGES)
+def test_parts_come_from_the_side_of_a_grid_where_they_were_sent(call, form):
+    # In a periodic dimension of one or two ranks, both sides are one rank.
+    kind, message = EXCHANGES[form]
+    grid = c.comm.Create_cart([c.size(), 1], [True, True])
+    mine, theirs = np.arange(2 * WAYS) + 10 * c.rank(), np.full(2 * WAYS, -1)
+    request = getattr(grid, call.format(kind))(message(mine), message(theirs))
+    if call.endswith("init"):
+        request.Start()
+    if request is not None:
+        request.Wait()
+    around = [rank for axis in (0, 1) for rank in grid.Shift(axis, 1)]
+    expected = [10 * rank + 2 * (way ^ 1) + at for way, rank in enumerate(around) for at in (0, 1)]
+    assert theirs.tolist() == expected
+    grid.Free()
 
 
 def test_graphs_find_their_neighbours():
