@@ -61,7 +61,7 @@ def _with_type(
     room = 0
     if kind is None or counts is None:
         view = data if hasattr(data, "dtype") else np.asarray(memoryview(data))
-        # "torch.float32" is float32.
+        # The dtype of a tensor begins with the name of its library.
         kind = kind or MPI.Datatype.fromcode(np.dtype(str(view.dtype).rpartition(".")[2]).char)
         room = view.nbytes // kind.extent
     if form == "alltoall":
