@@ -75,7 +75,11 @@ class NotebookHeal(NotebookFeature):
 
     def cell_left(self, run: CellRun, cells: Cells) -> None:
         if cells.roster.replaces_now:
-            recovery_driver.replace_after(cells.connection, run)
+            died = cells.connection.words.deaths_text()
+            said = recovery_driver.replace_after(cells.connection, run)
+            if isinstance(run.view, HiddenView):
+                # Its own end may be read later, or by no reader: the next cell shows it.
+                cells.news += [died, said]
         if self._after is not None:
             self._after.keep_after(run, cells)
 
