@@ -10,6 +10,7 @@ from typing import Any
 import cloudpickle
 
 from allranks.cluster import cluster
+from allranks.cluster.calls import CapturedOutput
 from allranks.cluster.cell_run import CellRun, HiddenView
 from allranks.cluster.cells import Cells
 from allranks.cluster.failures import refused_by_all
@@ -77,8 +78,8 @@ class NotebookHeal(NotebookFeature):
         if cells.roster.replaces_now:
             died = cells.connection.words.deaths_text()
             said = recovery_driver.replace_after(cells.connection, run)
-            if isinstance(run.view, HiddenView):
-                # Its own end may be read later, or by no reader: the next cell shows it.
+            if isinstance(run.view, HiddenView) and not isinstance(run.view, CapturedOutput):
+                # Its own end may be read later, or never: the next cell shows it.
                 cells.news += [died, said]
         if self._after is not None:
             self._after.keep_after(run, cells)
