@@ -10,6 +10,7 @@ from typing import Any
 import cloudpickle
 
 from allranks.cluster import cluster
+from allranks.cluster.calls import CapturedOutput
 from allranks.cluster.cell_run import CellRun, HiddenView
 from allranks.cluster.cells import Cells
 from allranks.cluster.failures import refused_by_all
@@ -75,7 +76,11 @@ class NotebookHeal(NotebookFeature):
 
     def cell_left(self, run: CellRun, cells: Cells) -> None:
         if cells.roster.replaces_now:
-            recovery_driver.replace_after(cells.connection, run)
+            died = cells.connection.words.deaths_text()
+            said = recovery_driver.replace_after(cells.connection, run)
+            if isinstance(run.view, HiddenView) and not isinstance(run.view, CapturedOutput):
+                # Its own end may be read later, or never: the next cell shows it.
+                cells.news += [died, said]
         if self._after is not None:
             self._after.keep_after(run, cells)
 

@@ -42,8 +42,8 @@ def replace(ranks: Connection, tell: Callable[[str], None]) -> tuple[str, bool]:
     return _run(ranks, _new_recovery(ranks), tell, began)
 
 
-def replace_after(ranks: Connection, run: CellRun) -> None:
-    """Replaces ranks that have died in a cell."""
+def replace_after(ranks: Connection, run: CellRun) -> str:
+    """Replaces ranks that have died in a cell; returns a line about it."""
 
     def tell(text: str) -> None:
         run.view.notice(text)
@@ -60,6 +60,7 @@ def replace_after(ranks: Connection, run: CellRun) -> None:
             run.view.notice(plain(failed.text))
         raise
     run.replaced(dead.intersection(run.ranks), said)
+    return said
 
 
 def go_on(

@@ -4,10 +4,13 @@ from types import SimpleNamespace
 
 import pytest
 
+from allranks import CapturedOutput
 from allranks.cluster import cluster
+from allranks.cluster.cell_run import HiddenView
 from allranks.cluster.features import ClusterContext, NotebookHooks
 from allranks.cluster.state import ClusterState
 from allranks.errors import UsageError
+from allranks.features.heal import recovery_driver
 from allranks.features.heal.notebook import AfterCells, NotebookHeal
 
 
@@ -28,6 +31,19 @@ def kept(hooks, monkeypatch):
         return [(after.names, after.every) for after in kept]
 
     return after_a_cell
+
+
+@pytest.mark.parametrize("shown", [True, False])
+def test_the_next_cell_says_that_a_rank_died_in_one_that_showed_nothing(hooks, monkeypatch, shown):
+    monkeypatch.setattr(recovery_driver, "replace_after", lambda *_: "rank 1 was replaced")
+    cells = SimpleNamespace(
+        roster=SimpleNamespace(replaces_now=True),
+        connection=SimpleNamespace(words=SimpleNamespace(deaths_text=lambda: "rank 1 died")),
+        news=[],
+    )
+    view = CapturedOutput() if shown else HiddenView(lambda batch: None)
+    hooks.cell_left(SimpleNamespace(view=view), cells)
+    assert cells.news == ([] if shown else ["rank 1 died", "rank 1 was replaced"])
 
 
 def keep(hooks, *words: str, every: float = 0.0) -> str:
