@@ -422,7 +422,7 @@ def test_ranks_that_no_notebook_could_find_are_not_said_to_stay(notebook):
     notebook.run("%distributed detach-on-exit off")
     (folder,) = notebook.temporary.glob("allranks-session-*")
     # Not rmtree: the ranks may write a file into the folder meanwhile.
-    moved = folder.rename(notebook.cwd / ".moved")
+    moved = folder.rename(notebook.cwd / ".moved_session")
     expected = f"expected {folder}, by which another notebook finds the ranks"
     for command in ("detach-on-exit 60s", "detach 60s"):
         notebook.run(f"%distributed {command}").fails("UsageError", expected)
