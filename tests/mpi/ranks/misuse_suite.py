@@ -368,6 +368,28 @@ def test_an_interrupt_of_a_wait_names_the_rank_that_was_late(what):
     next_cell_works()
 
 
+@pytest.mark.parametrize("what", ["allreduce", "over MPI", "communicator", "receive"])
+def test_an_interrupt_in_the_first_moment_of_a_wait_names_it_too(what, monkeypatch):
+    class Interrupts(call.Pause):
+        def __call__(self, *_: object) -> float:
+            raise KeyboardInterrupt
+
+    def waits():
+        try:
+            if not odd():
+                with monkeypatch.context() as patch:
+                    patch.setattr(call, "Pause", Interrupts)
+                    WAITING[what]()
+        finally:
+            everybody(False)
+
+    error = in_a_cell(waits)
+    if not odd():
+        assert isinstance(error, KeyboardInterrupt)
+        assert "1" in vars(error)["waited"].waits_for
+    next_cell_works()
+
+
 def test_an_interrupt_at_any_moment_leaves_the_next_cell_whole():
     def busy():
         with interrupted_after(0.01 + 0.003 * np.random.default_rng().random()):
