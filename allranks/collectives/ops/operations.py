@@ -32,7 +32,7 @@ from allranks.collectives.world.world import Group
 from allranks.errors import UsageError
 
 Bytes = NDArray[np.uint8]
-_TAGS = 1 << 14
+ARRAY_TAGS = 1 << 14
 """Added to the tags, so that receives of any tag on `comm` do not match these messages."""
 _HEAD_BYTES = 256
 
@@ -514,7 +514,7 @@ def send(array: Any, dest: int, tag: int = 0, *, name: str | None = None) -> Non
 
     def steps() -> Steps[None]:
         call.posted = True
-        yield from complete(this.held_requests, call, post_send, comm, data, dest, _TAGS + tag)
+        yield from complete(this.held_requests, call, post_send, comm, data, dest, ARRAY_TAGS + tag)
 
     spec = Spec("send", dtype=name_of(source.dtype), shape=source.shape)
     call = PointCall(this.groups[0].agreement, spec, name, (dest,))
@@ -545,8 +545,9 @@ def recv(source: int, tag: int = 0, *, like: Any = None, name: str | None = None
         from mpi4py import MPI
 
         status = MPI.Status()
+        call.other_tag = comm.looking_for_other_tags(source, tag, ARRAY_TAGS)
         # The message contains the size. Once it is matched, no other receive can get it.
-        while (message := Raw.Improbe(comm, source, _TAGS + tag, status)) is None:
+        while (message := Raw.Improbe(comm, source, ARRAY_TAGS + tag, status)) is None:
             yield call
         data = np.empty(status.Get_count(MPI.BYTE), np.uint8)
         call.posted = True
@@ -567,12 +568,12 @@ def _world(peer: int, tag: int) -> world.World:
         raise UsageError("send and recv need MPI, and the loopback has none. Use broadcast.")
     try:
         peer, tag = operator.index(peer), operator.index(tag)
-        fits = 0 <= peer < this.size and peer != this.rank and 0 <= tag < _TAGS
+        fits = 0 <= peer < this.size and peer != this.rank and 0 <= tag < ARRAY_TAGS
     except TypeError:
         fits = False
     if not fits:
         raise UsageError(
-            f"send and recv need another rank, from 0 to {this.size - 1}, and a tag below {_TAGS}: "
-            f"found rank {peer!r:.60} (this is rank {this.rank}), tag {tag!r:.60}."
+            f"send and recv need another rank, from 0 to {this.size - 1}, and a tag below "
+            f"{ARRAY_TAGS}: found rank {peer!r:.60} (this is rank {this.rank}), tag {tag!r:.60}."
         )
     return this

@@ -32,6 +32,7 @@ from allranks.collectives.ops.buffers import (
     nbytes_of_message,
     with_in_place,
 )
+from allranks.collectives.ops.operations import ARRAY_TAGS
 from allranks.collectives.ops.reserved import WRITES_BEHIND, drop_rest, extended, reserve
 from allranks.collectives.world import World
 from allranks.collectives.world.world import Group
@@ -356,18 +357,25 @@ class PointToPoint(Raw):
         call.other_tag = None
         return message
 
-    def looking_for_other_tags(self, source: int, tag: int) -> Callable[[], OtherTag | None] | None:
+    def looking_for_other_tags(
+        self, source: int, tag: int, added: int = 0
+    ) -> Callable[[], OtherTag | None] | None:
         """A function that looks for a message which this receive does not take; None if it takes
-        any.
+        any. ``added``: what is added to the tags.
         """
-        return partial(self._other_tag, source, tag) if tag != MPI.ANY_TAG else None
+        return partial(self._other_tag, source, tag, added) if tag != MPI.ANY_TAG else None
 
-    def _other_tag(self, source: int, tag: int) -> OtherTag | None:
+    def _other_tag(self, source: int, tag: int, added: int) -> OtherTag | None:
         about = MPI.Status()
-        if not Raw.Iprobe(self, source, MPI.ANY_TAG, about) or about.Get_tag() == tag:
+        if not Raw.Iprobe(self, source, MPI.ANY_TAG, about):
+            return None
+        sent = about.Get_tag() - added
+        # A message of `send` is not for a receive of `comm`, nor the reverse.
+        is_other_kind = (about.Get_tag() < ARRAY_TAGS) != (tag + added < ARRAY_TAGS)
+        if sent == tag or is_other_kind:
             return None
         sender = self._group().ranks[about.Get_source()]
-        return OtherTag(self._world.rank, sender, about.Get_tag(), tag)
+        return OtherTag(self._world.rank, sender, sent, tag)
 
     def Sendrecv(
         self,

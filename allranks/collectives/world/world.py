@@ -44,7 +44,7 @@ from allranks.errors import (
     UsageError,
 )
 from allranks.records.deferred import deferred
-from allranks.records.ranks import label
+from allranks.records.ranks import Activity, label
 
 if TYPE_CHECKING:
     from allranks.collectives.mpi.transport import Epochs
@@ -437,8 +437,7 @@ class World(RankState):
         try:
             return drive(steps, self._attend, self.spin_seconds)  # type: ignore[arg-type]
         except KeyboardInterrupt as interrupt:
-            if self.watch.call is not None:
-                interrupt.waited = self.doing  # type: ignore[attr-defined]  # for its report
+            interrupt.waited = self._awaits()  # type: ignore[attr-defined]  # for its report
             raise
         except Exception as error:
             lost = self._lost_by(error)
@@ -448,6 +447,14 @@ class World(RankState):
         finally:
             if self.watch.call is not None:
                 self.watch.rest()
+
+    def _awaits(self) -> Activity | None:
+        """What this rank waits for in a call, also in the moment before the watch looks at it."""
+        if self.watch.call is not None:
+            return self.doing
+        call = self.within
+        missing = call.missing() if call is not None else ()
+        return Activity("waiting", call.spec.title, label(missing)) if call and missing else None
 
     def _lost_by(self, error: BaseException) -> RankLost | None:
         """The error instead of one by which MPI reports the death of a rank."""

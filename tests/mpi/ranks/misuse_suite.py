@@ -255,7 +255,7 @@ def test_a_rank_that_skips_a_reduction_of_objects_is_named():
     next_cell_works()
 
 
-@pytest.mark.parametrize("receive", ["recv", "Recv", "irecv", "probe", "sendrecv"])
+@pytest.mark.parametrize("receive", ["recv", "Recv", "irecv", "probe", "sendrecv", "of an array"])
 @pytest.mark.parametrize("then", ["leaves", "waits"])
 def test_a_message_with_another_tag_is_named_with_both_tags(receive, then, monkeypatch):
     # A posted receive is waited for as long as a message of its length may take: irecv has none.
@@ -266,13 +266,15 @@ def test_a_message_with_another_tag_is_named_with_both_tags(receive, then, monke
         "irecv": lambda: c.comm.irecv(source=0, tag=2).wait(),
         "probe": lambda: c.comm.probe(source=0, tag=2),
         "sendrecv": lambda: c.comm.sendrecv(1, dest=ODD, source=0, recvtag=2),
+        "of an array": lambda: c.recv(0, tag=2),
     }
+    send = partial(c.send, X) if receive == "of an array" else partial(c.comm.send, "data")
 
     def tags_differ():
         if odd():
             receives[receive]()
         elif c.rank() == 0:
-            c.comm.send("data", dest=ODD, tag=1)
+            send(dest=ODD, tag=1)
         if then == "waits":
             c.comm.Barrier()
 
@@ -284,6 +286,7 @@ def test_a_message_with_another_tag_is_named_with_both_tags(receive, then, monke
     elif odd():
         assert isinstance(error, RankLeft)
         assert said in str(error)
+    c.renew()  # drops the message, as the end of a failed cell does
     next_cell_works()
 
 
@@ -362,6 +365,28 @@ def test_an_interrupt_of_a_wait_names_the_rank_that_was_late(what):
     if not odd():
         assert isinstance(error, KeyboardInterrupt)
         assert vars(error)["waited"].waits_for == "rank 1"
+    next_cell_works()
+
+
+@pytest.mark.parametrize("what", ["allreduce", "over MPI", "communicator", "receive"])
+def test_an_interrupt_in_the_first_moment_of_a_wait_names_it_too(what, monkeypatch):
+    class Interrupts(call.Pause):
+        def __call__(self, *_: object) -> float:
+            raise KeyboardInterrupt
+
+    def waits():
+        try:
+            if not odd():
+                with monkeypatch.context() as patch:
+                    patch.setattr(call, "Pause", Interrupts)
+                    WAITING[what]()
+        finally:
+            everybody(False)
+
+    error = in_a_cell(waits)
+    if not odd():
+        assert isinstance(error, KeyboardInterrupt)
+        assert "1" in vars(error)["waited"].waits_for
     next_cell_works()
 
 
