@@ -26,7 +26,7 @@ from allranks.collectives.calls.call import Call, Steps, nbytes_of
 from allranks.collectives.calls.specs import Spec
 from allranks.collectives.mpi.transport import complete, rebind
 from allranks.collectives.ops import grids, operations
-from allranks.collectives.ops.bounds import mistake
+from allranks.collectives.ops.bounds import behind_end, mistake
 from allranks.collectives.ops.buffers import compared, with_in_place
 from allranks.collectives.ops.point_to_point import (
     PREPARING,
@@ -100,9 +100,13 @@ class Comm(PointToPoint):
         # At the edge of a grid a rank lacks neighbours, and MPI skips their parts.
         grid = self if op.startswith("Neighbor") and isinstance(self, MPI.Cartcomm) else None
         everybody = grid is None or all(grid.periods)
-        wrong = ""
+        degrees = None
+        if op.startswith("Neighbor") and isinstance(self, MPI.Topocomm):
+            degrees = self.outdegree, self.indegree
         if uses_both:
-            wrong = mistake(op, arguments, me, group.size, moves_all=everybody)
+            wrong = mistake(op, arguments, me, group.size, moves_all=everybody, degrees=degrees)
+        else:
+            wrong = behind_end(arguments[op.startswith("Scatter")])
         return Spec(f"comm.{name}", root=whom, refused=group.refused, mistake=wrong, **alike)
 
     def _compared(self, call: Call) -> Steps[None]:
