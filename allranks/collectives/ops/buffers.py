@@ -195,6 +195,27 @@ def with_in_place(call: str, arguments: tuple[Any, ...], root: bool) -> tuple[An
     return arguments
 
 
+def with_copy(call: str, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Returns the arguments of a call that does not wait, with a copy to send for IN_PLACE where
+    libraries receive over what they have not sent yet: Open MPI 5.0 in Ialltoallv and Ialltoallw,
+    MPICH 4.0 in Ialltoallw.
+    """
+    if call not in ("Alltoallv", "Alltoallw") or not is_in_place(arguments[0]):
+        return arguments
+    buffer = arguments[1]
+    data, *rest = buffer if isinstance(buffer, list | tuple) else (buffer,)
+    if isinstance(data, np.ndarray):
+        copy = data.copy("K")
+    elif hasattr(data, "dtype"):  # of a GPU
+        copy = data.copy() if hasattr(data, "copy") else data.clone()
+    else:
+        try:
+            copy = np.array(memoryview(data))
+        except TypeError:  # MPI.BOTTOM, or what mpi4py refuses
+            return arguments
+    return ([copy, *rest] if rest else copy, *arguments[1:])
+
+
 def _basic(buffer: Any) -> str:
     """Returns the basic type of a buffer in any form; an empty string for bytes, for several types,
     and where there is no data.

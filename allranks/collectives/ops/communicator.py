@@ -27,7 +27,7 @@ from allranks.collectives.calls.specs import Spec
 from allranks.collectives.mpi.transport import complete, rebind
 from allranks.collectives.ops import grids, operations
 from allranks.collectives.ops.bounds import behind_end, mistake
-from allranks.collectives.ops.buffers import compared, with_in_place
+from allranks.collectives.ops.buffers import compared, with_copy, with_in_place
 from allranks.collectives.ops.point_to_point import (
     PREPARING,
     REFUSED_ARGUMENTS,
@@ -77,11 +77,12 @@ class Comm(PointToPoint):
         spec = self._spec(op, op, arguments, root)
         if arguments and (op != "Bcast" or root == self.Get_rank()):
             self._hint_at_mask(op, arguments[0])
+        moved = with_copy(op, arguments)
 
         def steps(call: Call) -> Steps[None]:
             yield from self._compared(call)
             try:
-                yield from complete(self._world.held_requests, call, post, self, *arguments)
+                yield from complete(self._world.held_requests, call, post, self, *moved)
             except REFUSED_ARGUMENTS:
                 self._world.refuse(call)
                 raise

@@ -28,6 +28,7 @@ from allranks.collectives.ops.buffers import (
     is_plain,
     layout_of,
     nbytes_of_message,
+    with_copy,
     with_in_place,
 )
 from allranks.collectives.ops.reserved import WRITES_BEHIND, drop_rest, extended, reserve
@@ -958,7 +959,7 @@ def _within_buffers(
         wrong = behind_end(values[call.startswith("Scatter")])
     if wrong:
         raise OutsideOfBuffers(f"comm.I{call.lower()} needs {wrong}.")
-    return plain(self, *values)
+    return plain(self, *with_copy(call, values))
 
 
 def _returning(name: str, peer: tuple[str, int] | None) -> Callable[..., Request | Prequest]:

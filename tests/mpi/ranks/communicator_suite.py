@@ -725,6 +725,21 @@ def test_an_alltoall_of_equal_buffers_is_in_place(comm):
     assert (mine == np.repeat(10.0 * np.arange(n), 20_000) + me).all()
 
 
+@pytest.mark.parametrize("call", ["Alltoallv", "Alltoallw", "Ialltoallv", "Ialltoallw"])
+def test_parts_of_different_lengths_are_exchanged_in_place(comm, call):
+    n, me = comm.Get_size(), comm.Get_rank()
+    counts = [3000 * ((me + other) % 3) for other in range(n)]
+    begins = [sum(counts[:other]) for other in range(n)]
+    both = np.repeat(np.arange(n), counts) + n * me
+    message = [both, counts, begins, MPI.LONG]
+    if call.endswith("w"):
+        message[2:] = [8 * begin for begin in begins], [MPI.LONG] * n
+    request = getattr(comm, call)(MPI.IN_PLACE, message)
+    if request is not None:
+        request.Wait()
+    assert (both == np.repeat(n * np.arange(n) + me, counts)).all()
+
+
 PREPARED = {
     "Bcast_init": (lambda comm, mine, all_: comm.Bcast_init(mine), "bytes"),
     "Scatter_init": (lambda comm, mine, all_: comm.Scatter_init(all_, mine, root=0), "bytes"),
