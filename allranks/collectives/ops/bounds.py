@@ -72,8 +72,10 @@ def mistake(
     hint = "" if call.startswith("Neighbor") else ", or MPI.IN_PLACE"
     if call not in _PARTS:
         for place, buffer in enumerate(arguments[:2]):
+            if type(buffer) is np.ndarray or not moves_all:
+                continue
             parts = (degrees or (size, size))[place] if place in PER_RANK.get(call, ()) else 1
-            if moves_all and (wrong := behind_end(buffer, parts)):
+            if wrong := behind_end(buffer, parts):
                 return wrong
         if not overlap(*arguments[:2]) or _is_harmless(call, arguments, me):
             return ""
