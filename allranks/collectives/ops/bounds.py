@@ -14,7 +14,14 @@ from typing import Any, NamedTuple
 import numpy as np
 from mpi4py import MPI
 
-from allranks.collectives.ops.buffers import is_in_place, is_plain, layout_of, nbytes_of_message
+from allranks.collectives.ops.buffers import (
+    PER_RANK,
+    has_count,
+    is_in_place,
+    is_plain,
+    layout_of,
+    nbytes_of_message,
+)
 
 _PARTS = {
     "Gatherv": (1,),
@@ -32,7 +39,7 @@ _WHOLE = {"Gather": 1, "Allgather": 1, "Scatter": 0}
 _OF_ONE_LENGTH = ("Allreduce", "Reduce", "Scan", "Exscan")
 _OF_TYPES = ("Alltoallw", "Neighbor_alltoallw")
 """Each part has its own type, and its displacement is in bytes."""
-_ONE_BUFFER = ("Barrier", "Bcast")
+_COMPARE = ". Compare the counts and displacements with the length of the buffer"
 APART = "buffers that do not overlap: found one to send and one to receive with common bytes"
 
 
@@ -45,40 +52,88 @@ class Parts(NamedTuple):
 
 
 def mistake(
-    call: str, arguments: tuple[Any, ...], me: int, size: int, *, moves_all: bool = True
+    call: str,
+    arguments: tuple[Any, ...],
+    me: int,
+    size: int,
+    *,
+    moves_all: bool = True,
+    degrees: tuple[int, int] | None = None,
 ) -> str:
     """Returns why a collective would leave its buffers, as the end of a sentence with "needs"; an
     empty text if it does not. Only for a rank that uses both buffers. ``moves_all``: whether MPI
-    moves all parts; those of a neighbour that is MPI.PROC_NULL may overlap others.
+    moves all parts; those of a neighbour that is MPI.PROC_NULL may overlap others. ``degrees``: the
+    numbers of neighbours to which this rank sends and from which it receives.
     """
-    if call in _ONE_BUFFER:
+    if call == "Barrier":
         return ""
+    if call == "Bcast":
+        return behind_end(arguments[0])
     hint = "" if call.startswith("Neighbor") else ", or MPI.IN_PLACE"
     if call not in _PARTS:
+        for place, buffer in enumerate(arguments[:2]):
+            if type(buffer) is np.ndarray or not moves_all:
+                continue
+            parts = (degrees or (size, size))[place] if place in PER_RANK.get(call, ()) else 1
+            if wrong := behind_end(buffer, parts):
+                return wrong
         if not overlap(*arguments[:2]) or _is_harmless(call, arguments, me):
             return ""
         return f"{APART}. Pass a copy, x.copy(){hint}"
     ranks = 0 if call.startswith("Neighbor") else size
     read = _parts_of_types if call in _OF_TYPES else _parts
-    parts = [read(arguments[place], ranks) for place in _PARTS[call]]
-    received = parts[-1]
-    for one in filter(None, parts):
+    found = [read(arguments[place], ranks) for place in _PARTS[call]]
+    received = found[-1]
+    for one in filter(None, found):
         written = moves_all and one is received and call != "Scatterv"
         if wrong := _misplaced(one, written=written):
-            return f"{wrong}. Compare the counts and displacements with the length of the buffer"
+            return wrong + _COMPARE
     if received is None or is_in_place(arguments[0]) or not moves_all:
         return ""
     if ranks and call != "Scatterv":
-        sent = parts[0].lengths[me] if len(parts) > 1 and parts[0] else _nbytes(call, arguments)
+        sent = found[0].lengths[me] if len(found) > 1 and found[0] else _nbytes(call, arguments)
         if sent is not None and sent != received.lengths[me]:
             return (
                 f"the same length of a part at its sender and its receiver: rank {me} sends "
                 f"{sent:,} bytes of its own, and has {received.lengths[me]:,} for them. Pass the "
                 "counts of all ranks: [x, comm.allgather(count)]"
             )
-    if _share_memory(*arguments[:2]) and _are_mixed(call, arguments, parts, me if ranks else -1):
+    if _share_memory(*arguments[:2]) and _are_mixed(call, arguments, found, me if ranks else -1):
         return f"{APART}. Pass a copy, x.copy(){hint}"
     return ""
+
+
+def behind_end(buffer: Any, parts: int = 1) -> str:
+    """Returns why a message whose count the program gives leaves its buffer, as `mistake`. mpi4py
+    does not compare the two. ``parts``: the number of equal parts with this count.
+    """
+    layout = layout_of(buffer) if has_count(buffer) else None
+    if layout is None or not layout[2] or not parts:
+        return ""
+    data, start, count, kind = layout
+    lower, length = kind.Get_true_extent()
+    begin = start + lower
+    end = begin + (count * parts - 1) * kind.extent + length
+    before, nbytes = _memory(data)
+    if -before <= begin and end <= nbytes:
+        return ""
+    return (
+        f"a buffer for all of its elements: found one of {nbytes:,} bytes, and they begin at byte "
+        f"{begin:,} and end at {end:,}{_COMPARE}"
+    )
+
+
+def _memory(data: Any) -> tuple[int, int]:
+    """Returns the bytes before and from the beginning of a buffer on. A column may begin in a row
+    that is a part of its array.
+    """
+    if not isinstance(data, np.ndarray):
+        return 0, data.nbytes if hasattr(data, "dtype") else memoryview(data).nbytes
+    whole = data
+    while isinstance(whole.base, np.ndarray):
+        whole = whole.base
+    before = data.__array_interface__["data"][0] - whole.__array_interface__["data"][0]
+    return before, whole.nbytes - before
 
 
 def _misplaced(parts: Parts, *, written: bool) -> str:

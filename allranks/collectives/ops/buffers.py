@@ -18,6 +18,12 @@ IN_PLACE_ON_ALL = ("Allreduce", "Alltoall")
 """The send buffer is MPI.IN_PLACE on all ranks or on none."""
 _WHOLE_OF_ROOT = {"Gather": 1, "Scatter": 0}
 """The argument that has a part for each rank, on the root; the other one is a part."""
+PER_RANK = {
+    **dict.fromkeys(("Gather", "Allgather", "Neighbor_allgather"), (1,)),
+    **dict.fromkeys(("Scatter", "Reduce_scatter_block"), (0,)),
+    **dict.fromkeys(("Alltoall", "Neighbor_alltoall"), (0, 1)),
+}
+"""The arguments with an equal part for each rank, of which the program may give the count."""
 #: These move as many elements on every rank. In the others a rank without data may have an empty
 #: buffer of any type.
 _TYPED = (
@@ -138,15 +144,31 @@ def _sizes(call: str, arguments: tuple[Any, ...], root: bool, size: int) -> Comp
     if whole is not None:
         found = nbytes_of_message(arguments[whole]) if root else None
         if found is not None:
-            return {"nbytes": found // size}
+            return {"nbytes": found if has_count(arguments[whole]) else found // size}
         return {"nbytes": nbytes_of_message(arguments[1 - whole]) or 0}
-    return {"nbytes": _first(arguments)[1]} if call in _ALIKE else {}
+    if call not in _ALIKE:
+        return {}
+    parts = size if call == "Alltoall" and has_count(_brought(arguments)) else 1
+    return {"nbytes": _first(arguments)[1] * parts}
+
+
+def has_count(buffer: Any) -> bool:
+    """Whether the program gives the count of a message, in one of mpi4py's forms."""
+    found = buffer[1] if isinstance(buffer, list | tuple) and len(buffer) > 1 else None
+    if isinstance(found, list | tuple):  # with a displacement
+        found = found[0] if found else None
+    return found is not None and not isinstance(found, MPI.Datatype | str)
+
+
+def _brought(arguments: tuple[Any, ...]) -> Any:
+    """The buffer that this rank brings."""
+    return arguments[1 if is_in_place(arguments[0]) else 0]
 
 
 def _first(arguments: tuple[Any, ...]) -> tuple[str, int]:
     """Returns the type and the bytes of the buffer that this rank brings."""
     try:
-        return _message(arguments[1 if is_in_place(arguments[0]) else 0])
+        return _message(_brought(arguments))
     except Exception:  # mpi4py refuses it, or it is none of the usual forms
         return "", 0
 
@@ -177,6 +199,27 @@ def with_in_place(call: str, arguments: tuple[Any, ...], root: bool) -> tuple[An
     if root and (call in REDUCING or call == "Alltoall") and _are_equal(*arguments[:2]):
         return (MPI.IN_PLACE, *arguments[1:])
     return arguments
+
+
+def with_copy(call: str, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Returns the arguments of a call that does not wait, with a copy to send for IN_PLACE where
+    libraries receive over what they have not sent yet: Open MPI 5.0 in Ialltoallv and Ialltoallw,
+    MPICH 4.0 in Ialltoallw.
+    """
+    if call not in ("Alltoallv", "Alltoallw") or not is_in_place(arguments[0]):
+        return arguments
+    buffer = arguments[1]
+    data, *rest = buffer if isinstance(buffer, list | tuple) else (buffer,)
+    if isinstance(data, np.ndarray):
+        copy = data.copy("K")
+    elif hasattr(data, "dtype"):  # of a GPU
+        copy = data.copy() if hasattr(data, "copy") else data.clone()
+    else:
+        try:
+            copy = np.array(memoryview(data))
+        except TypeError:  # MPI.BOTTOM, or what mpi4py refuses
+            return arguments
+    return ([copy, *rest] if rest else copy, *arguments[1:])
 
 
 def _basic(buffer: Any) -> str:

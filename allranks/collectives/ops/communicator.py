@@ -26,8 +26,8 @@ from allranks.collectives.calls.call import Call, Steps, nbytes_of
 from allranks.collectives.calls.specs import Spec
 from allranks.collectives.mpi.transport import complete, rebind
 from allranks.collectives.ops import grids, operations
-from allranks.collectives.ops.bounds import mistake
-from allranks.collectives.ops.buffers import compared, name_of_op, with_in_place
+from allranks.collectives.ops.bounds import behind_end, mistake
+from allranks.collectives.ops.buffers import compared, name_of_op, with_copy, with_in_place
 from allranks.collectives.ops.point_to_point import (
     PREPARING,
     REFUSED_ARGUMENTS,
@@ -77,11 +77,12 @@ class Comm(PointToPoint):
         spec = self._spec(op, op, arguments, root)
         if arguments and (op != "Bcast" or root == self.Get_rank()):
             self._hint_at_mask(op, arguments[0])
+        moved = with_copy(op, arguments)
 
         def steps(call: Call) -> Steps[None]:
             yield from self._compared(call)
             try:
-                yield from complete(self._world.held_requests, call, post, self, *arguments)
+                yield from complete(self._world.held_requests, call, post, self, *moved)
             except REFUSED_ARGUMENTS:
                 self._world.refuse(call)
                 raise
@@ -100,9 +101,13 @@ class Comm(PointToPoint):
         # At the edge of a grid a rank lacks neighbours, and MPI skips their parts.
         grid = self if op.startswith("Neighbor") and isinstance(self, MPI.Cartcomm) else None
         everybody = grid is None or all(grid.periods)
-        wrong = ""
+        degrees = None
+        if op.startswith("Neighbor") and isinstance(self, MPI.Topocomm):
+            degrees = self.outdegree, self.indegree
         if uses_both:
-            wrong = mistake(op, arguments, me, group.size, moves_all=everybody)
+            wrong = mistake(op, arguments, me, group.size, moves_all=everybody, degrees=degrees)
+        else:
+            wrong = behind_end(arguments[op.startswith("Scatter")])
         return Spec(f"comm.{name}", root=whom, refused=group.refused, mistake=wrong, **alike)
 
     def _compared(self, call: Call) -> Steps[None]:

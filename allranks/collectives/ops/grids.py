@@ -58,12 +58,8 @@ def _with_type(
     form: str, buffer: Any, ranks: int
 ) -> tuple[Any, Sequence[int], Sequence[int], MPI.Datatype]:
     data, counts, places, kind = read_parts(buffer)
-    room = 0
-    if kind is None or counts is None:
-        view = data if hasattr(data, "dtype") else np.asarray(memoryview(data))
-        # The dtype of a tensor begins with the name of its library.
-        kind = kind or MPI.Datatype.fromcode(np.dtype(str(view.dtype).rpartition(".")[2]).char)
-        room = view.nbytes // kind.extent
+    kind = kind or MPI.Datatype.fromcode(np.dtype(_dtype(data)).char)
+    room = 0 if counts is not None else MPI.buffer.frombuffer(data, True).nbytes // kind.extent
     if form == "alltoall":
         first = 0 if places is None else index(places)
         each = (room - first) // ranks if counts is None else index(counts)
@@ -76,3 +72,10 @@ def _with_type(
     elif not hasattr(places, "__len__"):
         places = [index(places) * part for part in range(ranks)]
     return data, counts, [index(place) * kind.extent for place in places], kind
+
+
+def _dtype(data: Any) -> Any:
+    if hasattr(data, "dtype"):
+        return str(data.dtype).rpartition(".")[2]  # "torch.float32" is float32
+    dlpack = hasattr(data, "__dlpack__")
+    return (np.from_dlpack(data) if dlpack else np.asarray(memoryview(data))).dtype

@@ -22,7 +22,7 @@ from allranks.collectives.calls.call import PointCall, Steps
 from allranks.collectives.calls.deadlocks import OtherTag
 from allranks.collectives.calls.specs import Spec
 from allranks.collectives.mpi.transport import complete, release_dropped, reports_death
-from allranks.collectives.ops.bounds import APART, mistake, overlap
+from allranks.collectives.ops.bounds import APART, behind_end, mistake, overlap
 from allranks.collectives.ops.buffers import (
     IN_PLACE_ON_ALL,
     is_in_fortrans_order,
@@ -30,6 +30,7 @@ from allranks.collectives.ops.buffers import (
     is_plain,
     layout_of,
     nbytes_of_message,
+    with_copy,
     with_in_place,
 )
 from allranks.collectives.ops.operations import ARRAY_TAGS
@@ -146,6 +147,12 @@ class MessageTooLong(RefusedByMpi):
 
 _NOTHING_WRITTEN = "Nothing was written to it; the message is dropped."
 _WRITTEN_UP_TO_ITS_END = "The buffer is full, and the rest of the message is dropped."
+
+
+def _check_within(op: str, *buffers: Any) -> None:
+    for buffer in buffers:
+        if wrong := behind_end(buffer):
+            raise OutsideOfBuffers(f"comm.{op} needs {wrong}.")
 
 
 def _check_apart(op: str, sendbuf: Any, recvbuf: Any) -> None:
@@ -274,19 +281,22 @@ class PointToPoint(Raw):
         self.point(op, peer, steps)
 
     def Send(self, buf: Any, dest: int, tag: int = 0) -> None:
-        self._hint_at_order("Send", buf)
+        self._look_at("Send", buf)
         self._post("Send", dest, post_send, self, buf, dest, tag)
 
     def Ssend(self, buf: Any, dest: int, tag: int = 0) -> None:
-        self._hint_at_order("Ssend", buf)
+        self._look_at("Ssend", buf)
         self._post("Ssend", dest, Raw.Issend, self, buf, dest, tag)
 
     def Rsend(self, buf: Any, dest: int, tag: int = 0) -> None:
-        self._hint_at_order("Rsend", buf)
+        self._look_at("Rsend", buf)
         self._post("Rsend", dest, Raw.Irsend, self, buf, dest, tag)
 
-    def _hint_at_order(self, op: str, buf: Any) -> None:
-        """A message does not have the order of its values, so the receiver cannot compare it."""
+    def _look_at(self, op: str, buf: Any) -> None:
+        """Raises if a message leaves its buffer. Hints at what the receiver cannot compare: a
+        message does not have the order of its values.
+        """
+        _check_within(op, buf)
         if is_in_fortrans_order(buf):
             self._world.hint(_ORDER_HINT.format(op))
         self._hint_at_mask(op, buf)
@@ -317,6 +327,7 @@ class PointToPoint(Raw):
         if is_plain(buf):
             return int(buf.nbytes)
         Raw.Recv_init(self, buf, 0).Free()  # never started
+        _check_within("Recv", buf)
         return nbytes_of_message(buf)
 
     def _matched(
@@ -403,8 +414,10 @@ class PointToPoint(Raw):
         room = self.room(recvbuf, source)  # first: if it is invalid, no data is sent
         if MPI.PROC_NULL not in (dest, source):
             _check_apart(op, sendbuf, recvbuf)
-        if not is_in_fortrans_order(recvbuf):
-            self._hint_at_order(op, sendbuf)
+        if is_in_fortrans_order(recvbuf):
+            _check_within(op, sendbuf)
+        else:
+            self._look_at(op, sendbuf)
 
         def steps(call: PointCall) -> Steps[None]:
             sent: list[MPI.Request] = []
@@ -961,9 +974,16 @@ _INTO = {"Irecv": ("buf", 0), "Recv_init": ("buf", 0), "Isendrecv": ("recvbuf", 
 the buffer, and its position."""
 
 
-_WITH_BUFFERS = {
-    f"I{name.lower()}": name for name in _COLLECTIVES if name not in ("Barrier", "Bcast")
+_OF_BUFFERS = {
+    **dict.fromkeys(("Isend", "Issend", "Irsend"), (("buf", 0),)),
+    **dict.fromkeys(("Send_init", "Ssend_init", "Rsend_init"), (("buf", 0),)),
+    **dict.fromkeys(("Irecv", "Recv_init", "Isendrecv_replace"), (("buf", 0),)),
+    "Isendrecv": (("sendbuf", 0), ("recvbuf", 3)),
 }
+"""Calls of two ranks with buffers: the names of the arguments for these, and their positions."""
+
+
+_WITH_BUFFERS = {f"I{name.lower()}": name for name in _COLLECTIVES if name != "Barrier"}
 
 
 def _within_buffers(
@@ -982,9 +1002,12 @@ def _within_buffers(
         # Nothing compares these calls: with IN_PLACE on some ranks only, sums are wrong.
         if call not in IN_PLACE_ON_ALL:
             values = with_in_place(call, values, root=True)
-        if wrong := mistake(call, values, me, self.Get_size()):
-            raise OutsideOfBuffers(f"comm.I{call.lower()} needs {wrong}.")
-    return plain(self, *values)
+        wrong = mistake(call, values, me, self.Get_size())
+    else:
+        wrong = behind_end(values[call.startswith("Scatter")])
+    if wrong:
+        raise OutsideOfBuffers(f"comm.I{call.lower()} needs {wrong}.")
+    return plain(self, *with_copy(call, values))
 
 
 def _returning(name: str, peer: tuple[str, int] | None) -> Callable[..., Request | Prequest]:
@@ -1037,6 +1060,8 @@ def _posted(
     buf = _argument((word, place), rest, named, None)
     if word and not is_plain(buf):
         Raw.Recv_init(self, buf, 0).Free()  # raises if mpi4py refuses it
+    if name in _OF_BUFFERS:
+        _check_within(name, *(_argument(each, rest, named, None) for each in _OF_BUFFERS[name]))
     peers = (_argument((w, p), rest, named, None) for w, p in (("dest", 1), ("source", 4)))
     if name == "Isendrecv" and MPI.PROC_NULL not in peers:
         _check_apart(name, _argument(("sendbuf", 0), rest, named, None), buf)

@@ -671,11 +671,73 @@ def test_an_own_part_and_buffers_side_by_side_do_not_overlap():
     column.Free()
 
 
+TOO_LONG = {
+    "Bcast": lambda comm, n, x, y: comm.Bcast([x, 7, MPI.DOUBLE]),
+    "Allreduce": lambda comm, n, x, y: comm.Allreduce([x, 7, MPI.DOUBLE], [y, 7, MPI.DOUBLE]),
+    "Alltoall": lambda comm, n, x, y: comm.Alltoall([x, 6 // n + 1, "d"], [y, 6 // n + 1, "d"]),
+    "Allgather": lambda comm, n, x, y: comm.Allgather([x, (1, 6), MPI.DOUBLE], y[:n]),
+    "a type": lambda comm, n, x, y: comm.Bcast([x, 3, PAIRS_WITH_GAPS]),
+    "Ibcast": lambda comm, n, x, y: comm.Ibcast([x, 7, MPI.DOUBLE]),
+    "Iallgather": lambda comm, n, x, y: comm.Iallgather([x, 7, MPI.DOUBLE], y),
+    "Neighbor_allgather": lambda comm, n, x, y: comm.Create_cart([n], [True]).Neighbor_allgather(
+        [x, 4, MPI.DOUBLE], [y, 4, MPI.DOUBLE]
+    ),
+    "Send": lambda comm, n, x, y: comm.Send([x, 7, MPI.DOUBLE], comm.rank),
+    "Recv": lambda comm, n, x, y: comm.Recv([x, (2, 5), MPI.DOUBLE], comm.rank),
+    "Isend": lambda comm, n, x, y: comm.Isend([x, (1, -1), MPI.DOUBLE], comm.rank),
+    "Irecv": lambda comm, n, x, y: comm.Irecv([x, 7, MPI.DOUBLE], comm.rank),
+    "Sendrecv": lambda comm, n, x, y: comm.Sendrecv(x, comm.rank, 0, [y, 7, MPI.DOUBLE], comm.rank),
+    "Isendrecv": lambda comm, n, x, y: comm.Isendrecv([x, 7], comm.rank, 0, y, comm.rank),
+}
+"""Calls whose messages do not end in their buffers of six elements."""
+PAIRS_WITH_GAPS = MPI.DOUBLE.Create_vector(2, 1, 2).Commit()
+
+
+@pytest.mark.parametrize("call", TOO_LONG)
+def test_a_count_that_leaves_the_buffer_is_refused(comm, call):
+    sent, received = np.ones(6), np.zeros(6)
+    with pytest.raises(UsageError, match="needs a buffer for all of its elements: found one of 48"):
+        TOO_LONG[call](comm, comm.Get_size(), sent, received)
+    assert not received.any()
+    if call.startswith("I") and not call.endswith(("send", "recv")):
+        c.renew()
+
+
+def test_a_count_and_a_place_within_the_array_are_taken(comm):
+    n, me = comm.Get_size(), comm.Get_rank()
+    whole, matrix = np.zeros(2 * n + 1), np.arange(12.0).reshape(3, 4)
+    column = MPI.DOUBLE.Create_vector(3, 1, 4).Commit()
+    # The count is that of one part.
+    comm.Gather([np.full(2, 1.0 + me), 2, MPI.DOUBLE], [whole, (2, 1), MPI.DOUBLE])
+    assert me or whole.tolist() == [0, *np.repeat(np.arange(1.0, n + 1), 2)]
+    comm.Scatter([whole, (2, 1), MPI.DOUBLE], [whole[:2].copy(), 2, MPI.DOUBLE])
+    comm.Gather(MPI.IN_PLACE if me == 0 else np.ones(2), [whole, 2, MPI.DOUBLE])
+    got = np.zeros(3)
+    comm.Sendrecv([matrix[0, 1:], 1, column], me, 0, got, me)  # the column goes on in other rows
+    assert got.tolist() == [1, 5, 9]
+    column.Free()
+
+
 def test_an_alltoall_of_equal_buffers_is_in_place(comm):
     n, me = comm.Get_size(), comm.Get_rank()
     mine = np.repeat(np.arange(float(n)), 20_000) + 10 * me
     comm.Alltoall(mine, mine)
     assert (mine == np.repeat(10.0 * np.arange(n), 20_000) + me).all()
+
+
+@pytest.mark.parametrize("call", ["Alltoallv", "Alltoallw", "Ialltoallv", "Ialltoallw"])
+def test_parts_of_different_lengths_are_exchanged_in_place(comm, call):
+    n, me = comm.Get_size(), comm.Get_rank()
+    counts = [3000 * ((me + other) % 3) for other in range(n)]
+    begins = [sum(counts[:other]) for other in range(n)]
+    both = np.repeat(np.arange(n), counts) + n * me
+    message = [both, counts, begins, MPI.LONG]
+    if call.endswith("w"):
+        message[2:] = [8 * begin for begin in begins], [MPI.LONG] * n
+    request = getattr(comm, call)(MPI.IN_PLACE, message)
+    if request is not None:
+        request.Wait()
+    assert (both == np.repeat(n * np.arange(n) + me, counts)).all()
 
 
 PREPARED = {
