@@ -32,7 +32,7 @@ CELL = re.compile(
 AT_HOME = re.compile(r"/\S*/\.local/state/")
 INTERRUPTED = re.compile(
     r"(?m)^ranks? ([\d–, ]+)"
-    r"(?: \(.*\) raised KeyboardInterrupt|( was waiting| were waiting)) at line (\d+)"
+    r"(?: \(.*\) raised KeyboardInterrupt| (?:was|were) waiting) at line (\d+)"
 )
 PLACE = re.compile(r"In\[\d+\]:(\d+)")
 _PRESSED_AGAIN_AFTER_SECONDS = 1.5
@@ -67,11 +67,7 @@ def _wait_for_places(kernel: Kernel, cell: Cell, shown: str) -> None:
     """Returns once the ranks are at the lines where the page shows that they were interrupted; one
     that does not react to an interrupt answers nothing either.
     """
-    expected = {
-        rank: (line, bool(waits))
-        for ranks, waits, line in INTERRUPTED.findall(shown)
-        for rank in numbers(ranks)
-    }
+    expected = {rank: line for ranks, line in INTERRUPTED.findall(shown) for rank in numbers(ranks)}
     asked, begin = 0, len(kernel.comms)
 
     def there() -> bool:
@@ -81,14 +77,10 @@ def _wait_for_places(kernel: Kernel, cell: Cell, shown: str) -> None:
             asked += 1
             kernel.say(TARGET, {})
         rows = told[-1].get("rows", ()) if told else ()
-        # A rank is at its call before it is known to wait there.
-        places = {
-            int(row["ranks"]): (*PLACE.findall(row["detail"]), row["state"] == "waiting")
-            for row in rows
-        }
+        places = {int(row["ranks"]): PLACE.findall(row["detail"]) for row in rows}
         if not expected:
             return {row["state"] for row in rows} == {"silent", "finished"}
-        return all(places.get(rank) == place for rank, place in expected.items())
+        return all(places.get(rank) == [line] for rank, line in expected.items())
 
     cell.wait_for_begin(_PATIENT_SECONDS)
     kernel.pump(there, _PATIENT_SECONDS, f"ranks at {expected or 'a place in C'}", cell)
