@@ -237,12 +237,20 @@ def _basic(buffer: Any) -> str:
         data = buffer[0] if isinstance(buffer, list | tuple) else buffer
         if type(data) is np.ndarray:
             return _basic(data)
-        found = data.dtype if hasattr(data, "dtype") else np.asarray(memoryview(data)).dtype
-        if not isinstance(found, np.dtype):
-            found = str(found).rpartition(".")[2]  # torch.float32
-        return _BASIC.get(np.dtype(found).char, "")
+        return _BASIC.get(dtype_of(data).char, "")
     except Exception:  # as above
         return ""
+
+
+def dtype_of(data: Any) -> np.dtype[Any]:
+    """Returns numpy's dtype of the numbers in an array, a tensor or other memory."""
+    if hasattr(data, "dtype"):
+        found = data.dtype
+        if not isinstance(found, np.dtype):
+            found = np.dtype(str(found).rpartition(".")[2])  # torch.float32
+        return found
+    dlpack = hasattr(data, "__dlpack__")
+    return (np.from_dlpack(data) if dlpack else np.asarray(memoryview(data))).dtype
 
 
 def _of_datatype(kind: MPI.Datatype) -> str:

@@ -18,6 +18,7 @@ import numpy as np
 from mpi4py import MPI
 
 from allranks.collectives.ops.bounds import read_parts
+from allranks.collectives.ops.buffers import dtype_of
 
 
 def order_of_parts(grid: MPI.Cartcomm) -> list[int] | None:
@@ -58,7 +59,7 @@ def _with_type(
     form: str, buffer: Any, ranks: int
 ) -> tuple[Any, Sequence[int], Sequence[int], MPI.Datatype]:
     data, counts, places, kind = read_parts(buffer)
-    kind = kind or MPI.Datatype.fromcode(np.dtype(_dtype(data)).char)
+    kind = kind or MPI.Datatype.fromcode(dtype_of(data).char)
     room = 0 if counts is not None else MPI.buffer.frombuffer(data, True).nbytes // kind.extent
     if form == "alltoall":
         first = 0 if places is None else index(places)
@@ -72,10 +73,3 @@ def _with_type(
     elif not hasattr(places, "__len__"):
         places = [index(places) * part for part in range(ranks)]
     return data, counts, [index(place) * kind.extent for place in places], kind
-
-
-def _dtype(data: Any) -> Any:
-    if hasattr(data, "dtype"):
-        return str(data.dtype).rpartition(".")[2]  # "torch.float32" is float32
-    dlpack = hasattr(data, "__dlpack__")
-    return (np.from_dlpack(data) if dlpack else np.asarray(memoryview(data))).dtype
