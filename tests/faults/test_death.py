@@ -61,6 +61,18 @@ def test_the_end_of_the_host_agent_ends_the_cell_and_what_cells_have_started(not
     assert [path for path in notebook.files_left() if "sem.mp" in path] == []
 
 
+def test_the_end_of_the_host_agent_ends_the_request_of_a_view_and_is_named(notebook, tmp_path):
+    notebook.run(
+        "import ipyparallel as ipp\nview = ipp.Client()[:]\ndef stays():\n    import time\n"
+        f"    open(f'{tmp_path}/{{rank}}', 'w').close()\n    time.sleep(600)"
+    ).ok()
+    cell = notebook.start("view.apply_sync(stays)")
+    wait_until(lambda: len(list(tmp_path.iterdir())) == 4)
+    next(p for p in notebook.children() if "allranks.agent" in p.cmdline()).kill()
+    cell.wait(NAMED_SECONDS).says("EngineError: expected ranks of this client")
+    cell.says("The cluster's own process was killed by signal 9")
+
+
 def test_a_rank_that_is_stopped_for_a_while_goes_on(notebook):
     with stopped(notebook.pids()[2]):
         status = notebook.run("%distributed status")

@@ -17,6 +17,7 @@ from allranks.errors import UsageError
 _clients: list[weakref.ref[Any]] = []
 #: Requests for whose answers the user has not waited.
 _given_up: set[str] = set()
+_ended: weakref.WeakSet[Any] = weakref.WeakSet()
 #: What waits for ranks or sends to them: one of these is the first of each call of a client.
 _USES_RANKS = (
     *("_build_targets", "_send", "send_apply_request", "send_execute_request"),
@@ -29,14 +30,18 @@ def follow(client: Any) -> None:
     _clients.append(weakref.ref(client, _clients.remove))
 
 
-def are_followed() -> bool:
-    """Whether a client can make requests, or wait for answers."""
-    return bool(_open_clients())
+def are_followed(key: str | None) -> bool:
+    """Whether a client can make requests, or has lost the ranks whose messages have this key."""
+    lost = any(one in _ended and one._config.get("key") == key for one in _all_clients())
+    return lost or bool(_open_clients())
+
+
+def _all_clients() -> list[Any]:
+    return [client for one in tuple(_clients) if (client := one()) is not None]
 
 
 def _open_clients() -> list[Any]:
-    found = [one() for one in tuple(_clients)]
-    return [client for client in found if client is not None and not client._closed]
+    return [client for client in _all_clients() if not client._closed]
 
 
 def unanswered(engines: Collection[str]) -> dict[Any, dict[str, set[str]]]:
@@ -76,7 +81,7 @@ def interrupt(client: Any, ranks: Collection[int]) -> None:
     send(client, "SIGINT", targets=[*ranks], block=False)
 
 
-def of_ranks(key: str) -> list[Any]:
+def of_ranks(key: str | None) -> list[Any]:
     """Returns the open clients of the ranks whose messages have this key."""
     return [client for client in _open_clients() if client._config.get("key") == key]
 
@@ -91,6 +96,7 @@ def end(clients: Iterable[Any], why: str) -> None:
         raise UsageError(why)
 
     for client in clients:
+        _ended.add(client)
         client._closed, client._ids = True, []
         vars(client).update(dict.fromkeys(_USES_RANKS, refuse))
         client._task_stream.closed = refuse  # a load-balanced view asks this first

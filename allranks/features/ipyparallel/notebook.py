@@ -109,8 +109,12 @@ def _ranks_of(client: Any) -> Cluster | None:
     running = cluster.running()
     if running is None:
         return None
-    key = running.cells.hooks.command("connection_information")["key"]
-    return running if client in client_requests.of_ranks(key) else None
+    return running if client in client_requests.of_ranks(_key(running)) else None
+
+
+def _key(ranks: Cluster) -> str | None:
+    information: dict[str, Any] = ranks.cells.hooks.command("connection_information")
+    return information.get("key")
 
 
 def _stopping_ranks(plain: Callable[..., None]) -> Callable[..., None]:
@@ -218,7 +222,7 @@ def _replace_dead(_result: object) -> None:
     Else only the next cell for the ranks would, and further requests of views would fail.
     """
     running = cluster.running()
-    if running is None or running.roster.caller or not client_requests.are_followed():
+    if running is None or running.roster.caller or not client_requests.are_followed(_key(running)):
         return
     cells = running.cells
     with cells.turns.taken_if_free() as free:

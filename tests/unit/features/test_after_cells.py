@@ -29,11 +29,11 @@ def end_cell(monkeypatch, capsys):
             is_up=is_up,
             turns=SimpleNamespace(taken_if_free=lambda: nullcontext(free)),
             connection=SimpleNamespace(words=words),
-            hooks=SimpleNamespace(replaces_ranks="%distributed heal"),
+            hooks=SimpleNamespace(replaces_ranks="%distributed heal", command=lambda name: {}),
         )
         ranks = SimpleNamespace(roster=roster, cells=cells, lost_because="all ended. Start again")
         monkeypatch.setattr(cluster, "running", lambda: ranks)
-        monkeypatch.setattr(client_requests, "are_followed", lambda: followed)
+        monkeypatch.setattr(client_requests, "are_followed", lambda key: followed)
         notebook._replace_dead(None)
         return capsys.readouterr().out
 

@@ -67,10 +67,10 @@ def test_a_request_that_was_given_up_is_interrupted_and_not_waited_for_again(cli
 
 def test_a_closed_client_gets_no_answers_and_is_not_followed(client):
     client.request(0, "open")
-    assert client_requests.are_followed()
+    assert client_requests.are_followed("ours")
     client._closed = True
     assert client_requests.unanswered(["engine-0"]) == {}
-    assert not client_requests.are_followed()
+    assert not client_requests.are_followed("ours")
 
 
 def test_a_rank_may_register_while_requests_are_given_up(client):
@@ -142,3 +142,11 @@ def test_the_end_of_the_ranks_is_not_that_of_other_clients(client):
     other._config = {"key": "others'"}
     client_requests.follow(other)
     assert client_requests.of_ranks("ours") == [client]
+
+
+def test_ranks_that_a_client_has_lost_are_looked_at_after_a_cell(unconnected):
+    unconnected._config = {"key": "ours"}
+    client_requests.follow(unconnected)
+    client_requests.end([unconnected], "they have ended")
+    assert client_requests.are_followed("ours")
+    assert not client_requests.are_followed("those of a restart")
