@@ -154,7 +154,6 @@ class Watch:
             self.own.doing = RUNNING
             self.own.waits = None
             self.own.board.put(fields.TICKET, 0)
-            self.own.board.put(fields.OTHER_TAG, 0)
             self.call = None  # last: an interrupted `rest` is repeated
 
     def _publish(self, call: Call, missing: tuple[int, ...], waited: float, snapshot: int) -> None:
@@ -166,6 +165,8 @@ class Watch:
             # Another thread may have watched its own wait in between.
             self._late = call.late = call.late or Late(self.own.late_seconds)
             board.write(fields.WAITING, f"{call.spec.title} at {call.site.place}")
+            # Not in `rest`: another rank that finds the same deadlock may still read it.
+            board.put(fields.OTHER_TAG, 0)
         if missing:
             self.own.doing = Activity("waiting", call.spec.title, label(missing))
             self.own.waits = call.started, missing[0]

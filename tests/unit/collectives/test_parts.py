@@ -12,6 +12,7 @@ import pytest
 
 from allranks.collectives.calls import call
 from allranks.collectives.calls.call import LONGEST_SLEEP, Cut, Pause, cut
+from allranks.collectives.calls.deadlocks import OtherTag
 from allranks.collectives.calls.rank_state import (
     ANSWERED,
     ASKING,
@@ -258,6 +259,25 @@ def test_a_rank_whose_data_move_waits_for_no_other():
     assert state.doing.waits_for == "rank 1"
     watch._publish(call, (), 0.2, 2)
     assert (str(state.doing), state.waits) == ("running", None)
+
+
+def test_a_rank_that_has_given_up_a_wait_still_shows_the_tag_of_the_message_that_had_come():
+    # Another rank that finds the same deadlock may read it then.
+    pages = mmap.mmap(-1, Board.nbytes(2))
+    state = RankState(1, (0, 0), Board(pages, (0, 1), 1))
+    call = SimpleNamespace(
+        spec=SimpleNamespace(title="comm.recv"),
+        site=SimpleNamespace(place="f.py:2"),
+        other_tag=lambda: OtherTag(1, 0, sent=1, wanted=2),
+        **{"started": 0.0, "stage": 0, "late": None, "ordered": False, "patience": lambda: 0.0},
+    )
+    watch = Watch(state)
+    watch._publish(call, (0,), 0.1, 1)
+    watch._publish_other_tag(call)
+    watch.rest()
+    assert watch._other_tags([0, 1]) == [OtherTag(1, 0, sent=1, wanted=2)]
+    watch._publish(SimpleNamespace(**vars(call)), (0,), 0.1, 2)
+    assert watch._other_tags([0, 1]) == []
 
 
 def test_a_rank_that_does_not_answer_may_be_on_a_host_that_cannot_be_reached():
