@@ -154,8 +154,8 @@ def _interrupting_cell(plain: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(plain)
     def send_signal(client: Any, sig: Any, *arguments: Any, **options: Any) -> Any:
         ranks = _ranks_of(client) if sig in ("SIGINT", signal.SIGINT) else None
-        if ranks is not None and in_background(ranks):
-            ranks.interrupt()
+        for cell in in_background(ranks) if ranks is not None else ():
+            cell.interrupt()
         return plain(client, sig, *arguments, **options)
 
     return send_signal

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from queue import SimpleQueue
 from typing import Any
 
-from allranks.cluster.cell_run import HiddenView, View
+from allranks.cluster.cell_run import CellRun, HiddenView, View
 from allranks.cluster.cluster import Cluster
 from allranks.records.deferred import interruptible, interrupts_to
 from allranks.records.ranks import label
@@ -51,6 +51,7 @@ class PxResult(Future[list[Any]]):
         self.set_running_or_notify_cancel()  # it cannot be cancelled, only interrupted
         PxResult._last = self
         self._cluster, self.ranks, self._fold = cluster, tuple(ranks), fold
+        self._sent: CellRun | None = None
         #: Programs for ipyparallel read this name.
         self._targets = list(ranks)
         self._output: list[Output] = []
@@ -69,7 +70,7 @@ class PxResult(Future[list[Any]]):
 
     def _run(self, text: str, number: int, begun: threading.Event) -> None:
         try:
-            run = self._cluster.cells.begin(
+            run = self._sent = self._cluster.cells.begin(
                 text,
                 name=f"cell In[{number}]",
                 number=number,
@@ -144,6 +145,15 @@ class PxResult(Future[list[Any]]):
             if not self.ready():
                 self._cluster.interrupt()
             raise
+
+    def interrupt(self) -> None:
+        """Interrupts the cell on all its ranks. It may be called again, as for one rank after the
+        other: the stop button then kills the ranks that are still in the cell.
+        """
+        if self._sent is None or not self._sent.presses:
+            self._cluster.interrupt()
+        elif not self._cluster.cells.connection.closed:
+            self._sent.interrupt()
 
     def get(self, timeout: float | None = None) -> list[Any]:
         """Waits for the end, and returns the values of the last expression, one for each rank.

@@ -225,7 +225,6 @@ def plain_calls(monkeypatch, method):
     running = SimpleNamespace(
         size=2,
         stop=lambda: calls.append("stopped"),
-        interrupt=lambda: calls.append("interrupted"),
         cells=SimpleNamespace(hooks=hooks),
     )
     plain = lambda client, *call, **more: calls.append((call, more))  # noqa: E731
@@ -236,7 +235,8 @@ def plain_calls(monkeypatch, method):
 
 def test_a_client_interrupts_a_cell_in_the_background_only_for_its_user(monkeypatch, followed):
     calls = plain_calls(monkeypatch, "send_signal")
-    monkeypatch.setattr(notebook, "in_background", lambda ranks: ["a cell"])
+    cell = SimpleNamespace(interrupt=lambda: calls.append("interrupted"))
+    monkeypatch.setattr(notebook, "in_background", lambda ranks: [cell])
     with ExitStack() as undo:
         ClientPatch(undo)
         client_requests.interrupt(followed, [1])

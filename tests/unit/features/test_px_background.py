@@ -58,6 +58,23 @@ def test_lines_about_its_cell_are_shown_with_the_output_of_its_ranks(capsys):
     assert result.stdout == ["", ""]
 
 
+def test_signals_to_one_rank_after_the_other_kill_none():
+    calls = []
+    run = SimpleNamespace(presses=0, interrupt=lambda: calls.append("interrupted again"))
+
+    def press():
+        run.presses += 1
+        calls.append("pressed")
+
+    result: PxResult = PxResult.__new__(PxResult)
+    result._sent = run
+    cells = SimpleNamespace(connection=SimpleNamespace(closed=False))
+    result._cluster = SimpleNamespace(interrupt=press, cells=cells)
+    result.interrupt()
+    result.interrupt()
+    assert calls == ["pressed", "interrupted again"]
+
+
 def test_it_is_a_future_that_ends_with_its_cell():
     values = SimpleNamespace(values=lambda: [3, 3])
     ends = threading.Event()
