@@ -212,6 +212,9 @@ class NotebookClients(NotebookFeature):
     def unanswered(self, engines: Collection[str]) -> Collection[str]:
         return {one for waits in client_requests.unanswered(engines).values() for one in waits}
 
+    def given_up(self, engines: Collection[str]) -> Collection[str]:
+        return client_requests.given_up(engines)
+
     def call_when_answered(self, engines: Collection[str], call: Callable[[], object]) -> None:
         client_requests.call_when_answered(engines, call)
 
