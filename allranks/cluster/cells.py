@@ -483,6 +483,8 @@ class Cells:
                     "expected idle ranks, found a call of another thread that begins. Wait a "
                     "moment, and try again"
                 )
+            # The replacement gives up on a rank that is long in another request.
+            self.connection.await_clients(self.roster.alive, _tell_now)
             said, pressed = self.hooks.command("replace_ranks", self.connection, tell)
         if pressed:
             # The ranks are complete again, and the user still expects an interrupt.

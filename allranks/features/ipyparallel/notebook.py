@@ -30,6 +30,7 @@ from allranks.features.ipyparallel.connection_files import (
 )
 from allranks.features.ipyparallel.px_results import in_background
 from allranks.post_import import PostImportHook
+from allranks.records.ranks import label
 
 #: Arguments of ipyparallel's ``Client`` that name the file of one cluster.
 _NAMES_FILE = ("url_file", "url_or_file", "cluster_id")
@@ -250,7 +251,14 @@ def _replace_dead(_result: object) -> None:
         if not free:
             return  # a submitted call begins: it replaces them itself
         known = {*running.roster.dead}
-        if not cells.is_up(print):
+        try:
+            up = cells.is_up(print)
+        except KeyboardInterrupt:  # IPython would show the code of this function
+            dead = running.roster.dead
+            then = f"; {label(dead)} will be replaced with the next cell" if dead else ""
+            print(f"the wait was interrupted{then}")
+            return
+        if not up:
             print(running.lost_because)
         elif {*running.roster.dead} - known:
             print(f"{cells.connection.words.deaths_text()}. Type: {cells.hooks.replaces_ranks}")

@@ -348,6 +348,7 @@ def test_a_death_before_a_cell_is_shown_in_it_also_where_it_is_on_other_ranks(pr
 
 CALLS = {
     "a push": lambda cells: cells.ask("push", {}, after_clients=True),
+    "a replacement": lambda cells: cells.replace_dead(),
 }
 
 
