@@ -993,7 +993,9 @@ class MultiHostAgents:
                 self.deliver(event, host)
 
     def _hold(self, end: Exit | LauncherExit, host: str) -> None:
-        self._held.take(end, host, {each.name for each in self._hosts} - self._ended_hosts - {host})
+        # A host that is reported as lost may have no more news, although its relay has not ended.
+        others = {each.name for each in self._hosts} - self._reported.keys() - self._ended_hosts
+        self._held.take(end, host, others - {host})
 
     def _tell_controller(self, host: str, rank: int, pid: int) -> None:
         # It runs on the first host, where the agent reports the deaths of its own ranks.

@@ -182,6 +182,17 @@ def healing(monkeypatch):
     return made
 
 
+def test_an_end_does_not_wait_for_news_of_a_host_that_is_reported_as_lost(healing):
+    # Its relay ends a moment later, which is no news.
+    healing.say("h2", {"event": "host_ends", "why": "was lost: its host agent has ended"})
+    healing.say("h3", ENDED_TOO | {"rank": 5})
+    healing.say("h2", {"event": "host_down", "why": "was lost: ssh ended"})
+    for _ in range(2):
+        assert [end.rank for end in healing.ends] == [-2]
+        healing.say("h1", BEAT)
+    assert [end.rank for end in healing.ends] == [-2, 5]
+
+
 def seats(notebook: Notebook) -> dict[str, list[tuple[int, int]]]:
     return {host: asked.seats for host, asked in notebook.asked.items()}
 
