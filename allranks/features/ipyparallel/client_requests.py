@@ -7,8 +7,9 @@ earlier request has done, the notebook sends it when the ranks have answered.
 from __future__ import annotations
 
 import inspect
+import threading
 import weakref
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, NoReturn
 
 from allranks.errors import UsageError
@@ -18,6 +19,10 @@ _clients: list[weakref.ref[Any]] = []
 #: Requests for whose answers the user has not waited.
 _given_up: set[str] = set()
 _ended: weakref.WeakSet[Any] = weakref.WeakSet()
+#: Engines for which clients have waited in vain.
+_missed: set[str] = set()
+#: A rank is up some tenths of a second before its engine is registered.
+_REGISTER_SECONDS = 5.0
 #: What waits for ranks or sends to them: one of these is the first of each call of a client.
 _USES_RANKS = (
     *("_build_targets", "_send", "send_apply_request", "send_execute_request"),
@@ -84,6 +89,33 @@ def interrupt(client: Any, ranks: Collection[int]) -> None:
 def of_ranks(key: str | None) -> list[Any]:
     """Returns the open clients of the ranks whose messages have this key."""
     return [client for client in _open_clients() if client._config.get("key") == key]
+
+
+def await_engines(key: str | None, engines: Mapping[int, str]) -> None:
+    """Waits until the clients of the ranks whose messages have this key know these engines."""
+    for client in of_ranks(key):
+        awaited = {rank: one for rank, one in engines.items() if one not in _missed}
+        if not _knows(client, awaited) and not _comes_to_know(client, awaited):
+            _missed.update(awaited.values())
+
+
+def _knows(client: Any, engines: Mapping[int, str]) -> bool:
+    return all(client._engines.get(rank) == one for rank, one in engines.items())
+
+
+def _comes_to_know(client: Any, engines: Mapping[int, str]) -> bool:
+    known = threading.Event()
+
+    def look(_: object = None) -> None:  # in the thread of the client
+        if _knows(client, engines):
+            known.set()
+
+    client._registration_callbacks.append(look)
+    try:
+        look()  # it may have been registered before
+        return known.wait(_REGISTER_SECONDS)
+    finally:
+        client._registration_callbacks.remove(look)
 
 
 def end(clients: Iterable[Any], why: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable, Collection
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from functools import wraps
 from pathlib import Path
 from types import ModuleType
@@ -219,20 +219,25 @@ class NotebookClients(NotebookFeature):
 def _replace_dead(_result: object) -> None:
     """Replaces ranks that have died in a request of a view, or says how the user does it.
 
-    Else only the next cell for the ranks would, and further requests of views would fail.
+    Else only the next cell for the ranks would, and further requests of views would fail. The next
+    cell may begin with one, so the clients know all new engines first.
     """
     running = cluster.running()
     if running is None or running.roster.caller or not client_requests.are_followed(_key(running)):
         return
-    cells = running.cells
+    cells, roster = running.cells, running.roster
     with cells.turns.taken_if_free() as free:
         if not free:
             return  # a submitted call begins: it replaces them itself
-        known = {*running.roster.dead}
+        known = {*roster.dead}
         if not cells.is_up(print):
             print(running.lost_because)
-        elif {*running.roster.dead} - known:
+            return
+        if {*roster.dead} - known:
             print(f"{cells.connection.words.deaths_text()}. Type: {cells.hooks.replaces_ranks}")
+    new = {*roster.replaced} - roster.dead.keys()
+    with suppress(KeyboardInterrupt):
+        client_requests.await_engines(_key(running), {r: roster.hellos[r].engine for r in new})
 
 
 FEATURE = NotebookClients

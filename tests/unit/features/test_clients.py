@@ -4,7 +4,7 @@ import json
 import signal
 import socket
 import subprocess
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from types import SimpleNamespace
 
 import pytest
@@ -276,6 +276,41 @@ def test_a_client_that_is_to_end_all_engines_stops_the_ranks(monkeypatch, follow
         followed._config = {"key": "others'"}
         followed.shutdown(hub=True)
     assert calls == [*does, (("all", False, True), {})]
+
+
+class Registrations(list):
+    """What a client calls when engines register; the one that is awaited does so at once."""
+
+    def __init__(self, register):
+        self.register = register
+
+    def append(self, callback):
+        super().append(callback)
+        self.register()
+
+
+def test_a_cell_that_replaced_a_rank_ends_when_the_clients_know_the_new_engine(
+    monkeypatch, followed
+):
+    plain_calls(monkeypatch, "send_signal")
+    ranks = cluster.session.running
+    hellos = {rank: SimpleNamespace(engine=f"{rank} of process 2") for rank in range(2)}
+    ranks.roster = SimpleNamespace(caller=0, dead={}, replaced=(), hellos=hellos)
+
+    def replace(tell):
+        ranks.roster.replaced = (1,)
+        return True
+
+    ranks.cells.is_up = replace
+    ranks.cells.turns = SimpleNamespace(taken_if_free=lambda: nullcontext(True))
+    registered = {"content": {"id": 1, "uuid": hellos[1].engine}}
+    followed._registration_callbacks = []
+    followed._trait_values["_registration_callbacks"] = Registrations(
+        lambda: followed._register_engine(registered)
+    )
+    notebook._replace_dead(None)
+    assert followed._engines[1] == hellos[1].engine
+    assert followed._registration_callbacks == []
 
 
 def test_files_are_removed_at_the_end_and_not_written_after_it(security):
