@@ -280,6 +280,15 @@ def test_the_first_interrupt_of_a_blocking_call_of_a_view_ends_it_on_the_ranks(p
     assert px.run("%%px\nsize").text == "ranks 0–2 → 3\n"
 
 
+def test_an_interrupted_request_says_for_which_rank_it_waited(px):
+    px.run("import time\nwaits = rc[:2].apply_async(lambda: allreduce(rank))").ok()
+    at = "sum(one.doing.waits_for == 'rank 2' for one in ranks.cells.statuses())"
+    px.run(f"while {at} < 2: time.sleep(0.01)\nranks.interrupt()").ok()
+    px.run("waits.wait(60)").ok()
+    said = "allreduce(Average) waited for rank 2 when the request was interrupted."
+    assert px.value("{one[1] for one in waits.exception().elist}") == str({said})
+
+
 def test_requests_of_views_that_no_cell_waits_for_are_interrupted_too(px):
     px.run(f"{UNTIL}\nheld = dv.apply_async(until, 'never')\nassert not held.ready()").ok()
     task = "task = rc.load_balanced_view().apply_async(until, 'never')"

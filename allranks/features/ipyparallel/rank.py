@@ -19,6 +19,7 @@ from allranks.collectives import world
 from allranks.collectives.calls import rank_state as fields
 from allranks.collectives.calls.sites import OURS, kind_of
 from allranks.engine.epochs import other_ranks
+from allranks.engine.exceptions import interrupted_wait
 from allranks.engine.features import RankContext, RankFeature
 from allranks.engine.interrupts import Interrupts
 from allranks.engine.kernel import LAST_ANSWER_SECONDS, KernelStart
@@ -78,6 +79,8 @@ class ClientRequests(RankFeature):
         #: Whether a request runs, and no cell: an awaited cell lets requests run.
         self._alone = False
         self._is_task = self._was_interrupted = False
+        #: The error whose traceback was the last before the request.
+        self._shown_before: BaseException | None = None
         self._execute, self._apply = kernel.do_execute, kernel.do_apply
         self._abort_queues, self._abort = kernel._abort_queues, kernel._send_abort_reply
         # ipykernel looks there for the main thread before it awaits.
@@ -95,6 +98,7 @@ class ClientRequests(RankFeature):
     ) -> None:
         await self._cell_ends()
         self._failed.clear()
+        self._shown_before = _last_shown()
         publish = partial(_publish, self._kernel, parent)
         with self._wire.output_for_client(publish) as alone, _like_a_cell(self._interrupts, alone):
             self._alone, self._epochs.in_request = alone, True
@@ -154,6 +158,9 @@ class ClientRequests(RankFeature):
         this = world.current()
         self._epochs.note_use()
         if reply["status"] == "error":
+            shown = _last_shown()
+            if shown is not self._shown_before and (waited := interrupted_wait(shown, "request")):
+                reply["evalue"] = waited
             self._was_interrupted = reply["ename"] in _INTERRUPTED
             self._epochs.fail_request(
                 this.request, f"has failed in a request of a client ({reply['ename']})"
@@ -195,6 +202,11 @@ class ClientRequests(RankFeature):
                 self._loop.call_soon_threadsafe(int)
                 interrupts.wait_for_end(INTERRUPTED_SECONDS)
         self._kernel.session.send(stream, "signal_reply", content, parent=parent, ident=ident)
+
+
+def _last_shown() -> BaseException | None:
+    """Returns the error whose traceback IPython has shown last."""
+    return getattr(sys, "last_value", None)
 
 
 def _number_of(parent: dict[str, Any], rank: int) -> int:
