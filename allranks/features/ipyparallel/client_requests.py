@@ -118,22 +118,34 @@ def _comes_to_know(client: Any, engines: Mapping[int, str]) -> bool:
         client._registration_callbacks.remove(look)
 
 
-def end(clients: Iterable[Any], why: str) -> None:
-    """Closes clients whose ranks have ended, from any thread; all their requests fail with ``why``.
+class _NoIds(list[int]):
+    """The ids of engines that have ended: to read them raises an error."""
+
+    def __init__(self, refuse: Callable[[], NoReturn]) -> None:
+        super().__init__()
+        self._refuse = refuse
+
+    def __iter__(self) -> NoReturn:
+        self._refuse()
+
+
+def end(clients: Iterable[Any], why: Callable[[], str]) -> None:
+    """Closes clients whose ranks have ended, from any thread; all their requests fail with what
+    ``why`` returns then.
 
     Nothing would answer those that are made, and views would wait for those to come.
     """
 
     def refuse(*_arguments: object, **_options: object) -> NoReturn:
-        raise UsageError(why)
+        raise UsageError(why())
 
     for client in clients:
         _ended.add(client)
-        client._closed, client._ids = True, []
+        client._closed, client._ids = True, _NoIds(refuse)
         vars(client).update(dict.fromkeys(_USES_RANKS, refuse))
         client._task_stream.closed = refuse  # a load-balanced view asks this first
         # Only its own thread uses its sockets; it closes them when its loop has stopped.
-        client._io_loop.add_callback(_fail_requests, client, why)
+        client._io_loop.add_callback(_fail_requests, client, why())
         client._io_loop.add_callback(client._io_loop.stop)
 
 

@@ -161,7 +161,7 @@ def test_requests_fail_at_once_when_the_ranks_end(unconnected, call):
     before = call(unconnected)
     signal = unconnected.send_signal(0, block=False)
     unconnected.calls.clear()  # what is sent
-    client_requests.end([unconnected], "they have ended")
+    client_requests.end([unconnected], lambda: "they have ended")
     assert not before.ready()  # only the client's own thread decides
     for made in unconnected.calls:
         made()
@@ -174,6 +174,17 @@ def test_requests_fail_at_once_when_the_ranks_end(unconnected, call):
         call(unconnected)
 
 
+IDS = {"its ids": lambda client: client.ids, "its number": len, "its views": list}
+
+
+@pytest.mark.parametrize("reads", IDS.values(), ids=IDS.keys())
+def test_a_client_without_ranks_does_not_seem_to_have_none(unconnected, reads):
+    assert reads(unconnected)
+    client_requests.end([unconnected], lambda: "they have ended")
+    with pytest.raises(UsageError, match="they have ended"):
+        reads(unconnected)
+
+
 def test_the_end_of_the_ranks_is_not_that_of_other_clients(client):
     other = Client()
     other._config = {"key": "others'"}
@@ -184,6 +195,6 @@ def test_the_end_of_the_ranks_is_not_that_of_other_clients(client):
 def test_ranks_that_a_client_has_lost_are_looked_at_after_a_cell(unconnected):
     unconnected._config = {"key": "ours"}
     client_requests.follow(unconnected)
-    client_requests.end([unconnected], "they have ended")
+    client_requests.end([unconnected], lambda: "they have ended")
     assert client_requests.are_followed("ours")
     assert not client_requests.are_followed("those of a restart")

@@ -1,6 +1,7 @@
 """Which ranks ``ipp.Client(…)`` connects to."""
 
 import json
+import re
 import signal
 import socket
 import subprocess
@@ -206,6 +207,24 @@ def test_clients_end_with_their_ranks_and_say_why(followed, end, why):
     with pytest.raises(UsageError, match=why):
         followed._send()
     assert followed._closed
+
+
+ADVICE = [
+    (None, "Type first: %distributed start   Then type: rc = ipp.Client()   and make"),
+    ("other ranks", "Type: rc = ipp.Client()   and make"),
+]
+
+
+@pytest.mark.parametrize(("running", "says"), ADVICE, ids=["none", "others"])
+def test_a_client_without_ranks_says_what_to_type_now(monkeypatch, followed, running, says):
+    ranks = ClusterContext(2, lambda *_: None, starts_ranks=True)
+    RankClients(ranks)
+    (hear,) = ranks.listeners
+    hear(Controller({"key": "ours"}, {}), None)
+    ranks.at_end.close()
+    monkeypatch.setattr(cluster, "session", SimpleNamespace(running=running))
+    with pytest.raises(UsageError, match=re.escape(f"ended. {says} its views again")):
+        followed._send()
 
 
 def test_a_client_outlives_that_another_notebook_has_its_ranks(followed):
