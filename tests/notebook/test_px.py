@@ -497,6 +497,9 @@ def test_a_request_ends_with_its_rank_and_the_new_rank_has_the_same_id(px):
     # By itself, after a cell that is none of the ranks: the news may come a moment later.
     wait_until(lambda: "rank 1 was replaced" in said[-1] or said.append(px.run("pass").text))
     assert px.value("view.client[:].apply_sync(lambda: rank)") == "[0, 1]"
+    px.run("view.apply_sync(lambda: by_ipyparallel)").says(
+        "Cell In[", "rank 1 was replaced, and lacks what cells had made before."
+    ).lacks("rank 0 was", "Could not get source")
     px.run("%%distributed\nrank").says("rank 1 → 1")
 
 

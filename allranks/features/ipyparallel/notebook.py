@@ -16,8 +16,9 @@ from IPython.paths import get_ipython_dir
 from allranks.cluster import cluster
 from allranks.cluster.cluster import Cluster
 from allranks.cluster.features import ClusterContext, NotebookFeature
+from allranks.cluster.function_sources import add_sources
 from allranks.cluster.ipython_profile import profile_folder
-from allranks.errors import UsageError
+from allranks.errors import Report, UsageError
 from allranks.features.ipyparallel import client_requests
 from allranks.features.ipyparallel.blocking_calls import end_by_interrupt
 from allranks.features.ipyparallel.clients import RankClients
@@ -161,10 +162,41 @@ def _interrupting_cell(plain: Callable[..., Any]) -> Callable[..., Any]:
     return send_signal
 
 
+def _explaining_errors(plain: Callable[..., Any]) -> Callable[..., Any]:
+    """Adds to an error of a rank the sources of the notebook's functions, and that a replaced rank
+    may have lost a name, as a cell of the ranks says it.
+    """
+
+    @wraps(plain)
+    def unwrap(client: Any, content: dict[str, Any]) -> Any:
+        error = plain(client, content)
+        # In the client's thread: an exception would leave the request without an answer.
+        with suppress(Exception):
+            lines = [add_sources(error.traceback)]
+            if error.ename == NameError.__name__:
+                lines += _lost_names(client, error)
+            error.traceback = "\n\n".join(lines)
+        return error
+
+    return unwrap
+
+
+def _lost_names(client: Any, error: Any) -> list[str]:
+    # Here: scripts need no magics.
+    from allranks.magics.hints import where_names_are
+
+    ranks, rank = _ranks_of(client), error.engine_info["engine_id"]
+    replaced = () if ranks is None else ranks.roster.replaced
+    name, text = error.ename, error.evalue
+    report = Report(rank, "", "", name, text, (), None, source_line=text, waiting=False)
+    return where_names_are([report], (rank,), {}, replaced=replaced)
+
+
 _CHANGED: dict[str, Callable[[Any], Any]] = {
     "shutdown": _stopping_ranks,
     "wait": _waiting_for_cell,
     "send_signal": _interrupting_cell,
+    "_unwrap_exception": _explaining_errors,
 }
 
 

@@ -297,6 +297,19 @@ def test_a_client_that_is_to_end_all_engines_stops_the_ranks(monkeypatch, follow
     assert calls == [*does, (("all", False, True), {})]
 
 
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_client_says_what_a_replaced_rank_may_have_lost(monkeypatch, followed, rank):
+    plain_calls(monkeypatch, "send_signal")
+    cluster.session.running.roster = SimpleNamespace(replaced=(1,))
+    content = {"ename": "NameError", "evalue": "name 'model' is not defined"}
+    content |= {"traceback": ["NameError"], "engine_info": {"engine_id": rank}}
+    with ExitStack() as undo:
+        ClientPatch(undo)
+        said = followed._unwrap_exception(content).traceback
+    lost = "rank 1 was replaced, and lacks what cells had made before. If a cell made model then, "
+    assert said == ("NameError" if rank == 0 else f"NameError\n\n{lost}run it again.")
+
+
 class Registrations(list):
     """What a client calls when engines register; the one that is awaited does so at once."""
 
