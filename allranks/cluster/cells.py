@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -45,6 +46,11 @@ _FORKED = (
 )
 #: Those that this process has made: a process that it forks must not end the ranks.
 _made = weakref.WeakSet["Cells"]()
+
+
+def _tell_now(line: str) -> None:
+    sys.stderr.write(f"{line}\n")
+    sys.stderr.flush()
 
 
 def _in_forked_process() -> None:
@@ -180,7 +186,7 @@ class Cells:
         self.catch_up()
         chosen = among(ranks, self.size)
         if after_clients:
-            self.connection.await_clients(chosen, lambda line: None)
+            self.connection.await_clients(chosen, _tell_now)
         return self.connection.ask(name, arguments, *payloads, ranks=chosen)
 
     def statuses(self) -> list[RankStatus]:
@@ -477,6 +483,8 @@ class Cells:
                     "expected idle ranks, found a call of another thread that begins. Wait a "
                     "moment, and try again"
                 )
+            # The replacement gives up on a rank that is long in another request.
+            self.connection.await_clients(self.roster.alive, _tell_now)
             said, pressed = self.hooks.command("replace_ranks", self.connection, tell)
         if pressed:
             # The ranks are complete again, and the user still expects an interrupt.

@@ -491,16 +491,19 @@ class Connection:
         self._delivers[ask.request] = lambda answer, _: deliver(answer)
         self.send(ranks, ask)
 
-    def unanswered(self, ranks: Iterable[int]) -> dict[str, int]:
+    def unanswered(self, ranks: Iterable[int], given_up: bool = False) -> dict[str, int]:
         """Returns the kernels (`Hello.engine`) of ranks that have not answered a request that a
         feature has made for its clients, and the ranks. A rank that has died is left out.
+
+        The user has interrupted those that are ``given_up``: no cell waits for them.
         """
         holding, roster = self.hooks.holding(), self.roster
         if not holding or roster.ends or self.closed:
             return {}
         there = set(ranks) - set(roster.dead)
         engines = {roster.hellos[r].engine: r for r in there if r in roster.hellos}
-        waits = self.hooks.call_each((one.unanswered for one in holding), engines)
+        calls = (one.given_up if given_up else one.unanswered for one in holding)
+        waits = self.hooks.call_each(calls, engines)
         return {engine: engines[engine] for found in waits for engine in found}
 
     def interrupt_clients(self) -> bool:
@@ -521,9 +524,12 @@ class Connection:
         another thread than the main one. A rank that has died is not waited for. ``tell`` gets a
         line if it takes long.
         """
+        holding = self.hooks.holding()
+        if deaf := self.unanswered(ranks, given_up=True):
+            which = label(sorted(deaf.values()))
+            tell(f"{which} must first answer {holding[0].holds_cells}, which was interrupted")
         if not (engines := self.unanswered(ranks)):
             return
-        holding = self.hooks.holding()
         calls = (one.call_when_answered for one in holding)
         self.hooks.call_each(calls, engines, lambda: self.inbox.put(ClientAnswered()))
         quiet: Countdown | None = Countdown(_SLOW_CLIENT_SECONDS)

@@ -212,8 +212,12 @@ class NotebookFeature:
     def unanswered(self, engines: Collection[str]) -> Collection[str]:
         """Returns which of these kernels of ranks (`Hello.engine`) a cell has to wait for.
 
-        Called if ``holds_cells``, as the next two.
+        Called if ``holds_cells``, as the next three.
         """
+        return ()
+
+    def given_up(self, engines: Collection[str]) -> Collection[str]:
+        """Returns which of these have not answered what `give_up` has interrupted."""
         return ()
 
     def call_when_answered(self, engines: Collection[str], call: Callable[[], object]) -> None:

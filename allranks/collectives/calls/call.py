@@ -102,6 +102,8 @@ P = ParamSpec("P")
 EPOCH_SHIFT = 40
 """Counters hold the epoch in their upper bits: what an old epoch left counts as not arrived."""
 _PATIENCE_SECONDS, _SLOWEST_BYTES_A_SECOND = 2.0, 5e6
+ARRAY_TAGS = 1 << 14
+"""Added to the tags of `send` and `recv`: receives of any tag on `comm` do not match them."""
 Place = tuple[int, int, int]
 """Segments of the window, offset of the input, offset of the output; segment 0 is none."""
 NOWHERE: Place = (0, 0, 0)

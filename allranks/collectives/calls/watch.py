@@ -184,9 +184,9 @@ class Watch:
         board.put(fields.BEAT, snapshot)
 
     def _publish_other_tag(self, call: Call) -> None:
-        if call.other_tag is None:
-            return
-        found, board = call.other_tag(), self.own.board
+        # None also for a call that has received its message, and now waits for something else.
+        found = None if call.other_tag is None else call.other_tag()
+        board = self.own.board
         if found is not None:
             board.put(fields.WANTED_TAG, found.wanted)
         board.put(fields.OTHER_TAG, 0 if found is None else found.source + 1 << 32 | found.sent)

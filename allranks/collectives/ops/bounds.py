@@ -71,13 +71,18 @@ def mistake(
         return behind_end(arguments[0])
     hint = "" if call.startswith("Neighbor") else ", or MPI.IN_PLACE"
     if call not in _PARTS:
+        parts = [1, 1]
         for place, buffer in enumerate(arguments[:2]):
             if type(buffer) is np.ndarray or not moves_all:
                 continue
-            parts = (degrees or (size, size))[place] if place in PER_RANK.get(call, ()) else 1
-            if wrong := behind_end(buffer, parts):
+            per_rank = place in PER_RANK.get(call, ())
+            if call == "Reduce_scatter_block" and is_in_place(arguments[0]):
+                per_rank = place == 1
+            if per_rank and has_count(buffer):
+                parts[place] = (degrees or (size, size))[place]
+            if wrong := behind_end(buffer, parts[place]):
                 return wrong
-        if not overlap(*arguments[:2]) or _is_harmless(call, arguments, me):
+        if not overlap(arguments[0], arguments[1], parts) or _is_harmless(call, arguments, me):
             return ""
         return f"{APART}. Pass a copy, x.copy(){hint}"
     ranks = 0 if call.startswith("Neighbor") else size
@@ -88,6 +93,9 @@ def mistake(
         written = moves_all and one is received and call != "Scatterv"
         if wrong := _misplaced(one, written=written):
             return wrong + _COMPARE
+    for place, buffer in enumerate(arguments[:2]):
+        if moves_all and place not in _PARTS[call] and (wrong := behind_end(buffer)):
+            return wrong
     if received is None or is_in_place(arguments[0]) or not moves_all:
         return ""
     if ranks and call != "Scatterv":
@@ -220,20 +228,24 @@ def _spans(buffer: Any, parts: Parts | None) -> list[tuple[int, int] | None]:
     ]
 
 
-def overlap(sendbuf: Any, recvbuf: Any) -> bool:
-    """Whether two buffers have common bytes. Types with gaps are not looked at."""
+def overlap(sendbuf: Any, recvbuf: Any, parts: Sequence[int] = (1, 1)) -> bool:
+    """Whether two buffers have common bytes. Types with gaps are not looked at. ``parts``: the
+    number of equal parts of each.
+    """
     if is_in_place(sendbuf) or is_in_place(recvbuf):
         return False
     if is_plain(sendbuf) and is_plain(recvbuf):
         return np.may_share_memory(sendbuf, recvbuf)  # exact: both have no gaps
-    first, second = _span(sendbuf), _span(recvbuf)
+    first, second = _span(sendbuf, parts[0]), _span(recvbuf, parts[1])
     if first is None or second is None:
         return False
     return first[0] < second[1] and second[0] < first[1]
 
 
-def _span(buffer: Any) -> tuple[int, int] | None:
-    """Returns the addresses of the first byte of a message and of the one behind its last."""
+def _span(buffer: Any, parts: int = 1) -> tuple[int, int] | None:
+    """Returns the addresses of the first byte of a message and of the one behind its last.
+    ``parts``: the number of equal parts with its count.
+    """
     layout = None if is_in_place(buffer) else layout_of(buffer)
     if layout is None or not layout[2] or not layout[3].is_predefined:
         return None
@@ -242,7 +254,7 @@ def _span(buffer: Any) -> tuple[int, int] | None:
         begin = MPI.Get_address(data) + start
     except Exception:  # as in `layout_of`
         return None
-    return begin, begin + count * kind.extent
+    return begin, begin + count * parts * kind.extent
 
 
 def _is_harmless(call: str, arguments: tuple[Any, ...], me: int) -> bool:

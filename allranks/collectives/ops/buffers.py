@@ -5,6 +5,7 @@ MPI itself does not compare them. It gives a wrong result, or an error that name
 
 from __future__ import annotations
 
+import sys
 from operator import index
 from typing import Any, TypedDict
 
@@ -211,15 +212,45 @@ def with_copy(call: str, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
     buffer = arguments[1]
     data, *rest = buffer if isinstance(buffer, list | tuple) else (buffer,)
     if isinstance(data, np.ndarray):
-        copy = data.copy("K")
+        copy = _with_its_rest(data) if _has_derived_type(rest) else data.copy("K")
     elif hasattr(data, "dtype"):  # of a GPU
         copy = data.copy() if hasattr(data, "copy") else data.clone()
+        _end_of_copy(copy)
     else:
         try:
             copy = np.array(memoryview(data))
         except TypeError:  # MPI.BOTTOM, or what mpi4py refuses
             return arguments
     return ([copy, *rest] if rest else copy, *arguments[1:])
+
+
+def _has_derived_type(form: list[Any]) -> bool:
+    kinds = form[-1] if form else None
+    return any(
+        isinstance(kind, MPI.Datatype) and not kind.is_predefined
+        for kind in (kinds if isinstance(kinds, list | tuple) else [kinds])
+    )
+
+
+def _with_its_rest(data: np.ndarray[Any, Any]) -> Any:
+    """A copy of an array as it lies in memory, up to the end of the one of which it is a part: a
+    column may begin in a row.
+    """
+    whole = data
+    while isinstance(whole.base, np.ndarray):
+        whole = whole.base
+    begin, first = MPI.Get_address(data), whole.__array_interface__["data"][0]
+    end = max(begin + data.nbytes, first + whole.nbytes)
+    return np.frombuffer(MPI.memory.fromaddress(begin, end - begin).tobytes(), np.uint8)
+
+
+def _end_of_copy(copy: Any) -> None:
+    """Waits until a GPU has copied: MPI does not wait for streams."""
+    device: Any = getattr(copy, "device", None)
+    if hasattr(device, "synchronize"):  # of cupy
+        device.synchronize()
+    elif getattr(copy, "is_cuda", False):
+        sys.modules["torch"].cuda.synchronize(device)
 
 
 def _basic(buffer: Any) -> str:

@@ -62,8 +62,15 @@ def _with_type(
     kind = kind or MPI.Datatype.fromcode(dtype_of(data).char)
     room = 0 if counts is not None else MPI.buffer.frombuffer(data, True).nbytes // kind.extent
     if form == "alltoall":
+        if places is None and isinstance(counts, list):
+            counts, places = counts
         first = 0 if places is None else index(places)
-        each = (room - first) // ranks if counts is None else index(counts)
+        each, more = divmod(room - first, ranks) if counts is None else (index(counts), 0)
+        if more:
+            raise ValueError(
+                f"message: cannot infer count, number of entries {room - first} is not a multiple "
+                f"of required number of blocks {ranks}"
+            )
         counts, places = [each] * ranks, [first + each * part for part in range(ranks)]
     elif not hasattr(counts, "__len__"):  # as mpi4py computes them
         each, more = divmod(room, ranks) if counts is None else (index(counts), 0)

@@ -17,7 +17,15 @@ from numpy.typing import NDArray
 from allranks.collectives import world
 from allranks.collectives.arrays.libraries import ArrayHeader, labels_of, to_dtype, to_numpy
 from allranks.collectives.arrays.reductions import Array, ReduceOp, check, name_of
-from allranks.collectives.calls.call import Call, Cut, PointCall, Steps, Transport, as_bytes
+from allranks.collectives.calls.call import (
+    ARRAY_TAGS,
+    Call,
+    Cut,
+    PointCall,
+    Steps,
+    Transport,
+    as_bytes,
+)
 from allranks.collectives.calls.specs import Spec, describe_group
 from allranks.collectives.ops.inputs import (
     CollectiveInputs,
@@ -32,8 +40,6 @@ from allranks.collectives.world.world import Group
 from allranks.errors import UsageError
 
 Bytes = NDArray[np.uint8]
-ARRAY_TAGS = 1 << 14
-"""Added to the tags, so that receives of any tag on `comm` do not match these messages."""
 _HEAD_BYTES = 256
 
 
@@ -549,6 +555,7 @@ def recv(source: int, tag: int = 0, *, like: Any = None, name: str | None = None
         # The message contains the size. Once it is matched, no other receive can get it.
         while (message := Raw.Improbe(comm, source, ARRAY_TAGS + tag, status)) is None:
             yield call
+        call.other_tag = None
         data = np.empty(status.Get_count(MPI.BYTE), np.uint8)
         call.posted = True
         yield from complete(this.held_requests, call, message.Irecv, data)

@@ -18,7 +18,7 @@ from typing import Any, Self, TypeVar, cast
 import numpy as np
 from mpi4py import MPI
 
-from allranks.collectives.calls.call import PointCall, Steps
+from allranks.collectives.calls.call import ARRAY_TAGS, PointCall, Steps
 from allranks.collectives.calls.deadlocks import OtherTag
 from allranks.collectives.calls.specs import Spec
 from allranks.collectives.mpi.transport import complete, release_dropped, reports_death
@@ -33,7 +33,6 @@ from allranks.collectives.ops.buffers import (
     with_copy,
     with_in_place,
 )
-from allranks.collectives.ops.operations import ARRAY_TAGS
 from allranks.collectives.ops.reserved import WRITES_BEHIND, drop_rest, extended, reserve
 from allranks.collectives.world import World
 from allranks.collectives.world.world import Group
@@ -149,10 +148,10 @@ _NOTHING_WRITTEN = "Nothing was written to it; the message is dropped."
 _WRITTEN_UP_TO_ITS_END = "The buffer is full, and the rest of the message is dropped."
 
 
-def _check_within(op: str, *buffers: Any) -> None:
-    for buffer in buffers:
-        if wrong := behind_end(buffer):
-            raise OutsideOfBuffers(f"comm.{op} needs {wrong}.")
+def _check_within(op: str, buffer: Any, peer: Any = None) -> None:
+    # Without a peer, mpi4py does not look at the buffer.
+    if peer != MPI.PROC_NULL and (wrong := behind_end(buffer)):
+        raise OutsideOfBuffers(f"comm.{op} needs {wrong}.")
 
 
 def _check_apart(op: str, sendbuf: Any, recvbuf: Any) -> None:
@@ -281,22 +280,22 @@ class PointToPoint(Raw):
         self.point(op, peer, steps)
 
     def Send(self, buf: Any, dest: int, tag: int = 0) -> None:
-        self._look_at("Send", buf)
+        self._look_at("Send", buf, dest)
         self._post("Send", dest, post_send, self, buf, dest, tag)
 
     def Ssend(self, buf: Any, dest: int, tag: int = 0) -> None:
-        self._look_at("Ssend", buf)
+        self._look_at("Ssend", buf, dest)
         self._post("Ssend", dest, Raw.Issend, self, buf, dest, tag)
 
     def Rsend(self, buf: Any, dest: int, tag: int = 0) -> None:
-        self._look_at("Rsend", buf)
+        self._look_at("Rsend", buf, dest)
         self._post("Rsend", dest, Raw.Irsend, self, buf, dest, tag)
 
-    def _look_at(self, op: str, buf: Any) -> None:
+    def _look_at(self, op: str, buf: Any, dest: int) -> None:
         """Raises if a message leaves its buffer. Hints at what the receiver cannot compare: a
         message does not have the order of its values.
         """
-        _check_within(op, buf)
+        _check_within(op, buf, dest)
         if is_in_fortrans_order(buf):
             self._world.hint(_ORDER_HINT.format(op))
         self._hint_at_mask(op, buf)
@@ -320,14 +319,14 @@ class PointToPoint(Raw):
 
         self.point("Recv", source, steps)
 
-    def room(self, buf: Any, source: int = MPI.ANY_SOURCE) -> int | None:
+    def room(self, buf: Any, source: int = MPI.ANY_SOURCE, op: str = "Recv") -> int | None:
         """The bytes of a receiver's buffer; None if unknown. Raises if mpi4py refuses it."""
         if source == MPI.PROC_NULL:
             return None
         if is_plain(buf):
             return int(buf.nbytes)
         Raw.Recv_init(self, buf, 0).Free()  # never started
-        _check_within("Recv", buf)
+        _check_within(op, buf)
         return nbytes_of_message(buf)
 
     def _matched(
@@ -411,13 +410,13 @@ class PointToPoint(Raw):
         recvtag: int,
         status: Status,
     ) -> None:
-        room = self.room(recvbuf, source)  # first: if it is invalid, no data is sent
+        room = self.room(recvbuf, source, op)  # first: if it is invalid, no data is sent
         if MPI.PROC_NULL not in (dest, source):
             _check_apart(op, sendbuf, recvbuf)
         if is_in_fortrans_order(recvbuf):
-            _check_within(op, sendbuf)
+            _check_within(op, sendbuf, dest)
         else:
-            self._look_at(op, sendbuf)
+            self._look_at(op, sendbuf, dest)
 
         def steps(call: PointCall) -> Steps[None]:
             sent: list[MPI.Request] = []
@@ -453,7 +452,7 @@ class PointToPoint(Raw):
         status: Status = None,
     ) -> None:
         op, rest = "Sendrecv_replace", (source, recvtag, status)
-        copy = _copied(buf)
+        copy = _copied(op, buf, dest, source)
         if copy is not None:  # Open MPI does not report a message that is too long
             self._send_and_receive(op, copy, dest, sendtag, buf, *rest)
         else:
@@ -465,6 +464,17 @@ class PointToPoint(Raw):
 
     def ssend(self, obj: Any, dest: int, tag: int = 0) -> None:
         self._post("ssend", dest, Raw.Issend, self, [_pickled(obj, dest), MPI.BYTE], dest, tag)
+
+    def isend(self, obj: Any, dest: int, tag: int = 0) -> MPI.Request:
+        """MPI_Isend of a picklable object."""
+        # With its length: else a wait for a long one would soon look like a deadlock.
+        sent: MPI.Request = _plainly["isend"](self, [_pickled(obj, dest), MPI.BYTE], dest, tag)
+        return sent
+
+    def issend(self, obj: Any, dest: int, tag: int = 0) -> MPI.Request:
+        """MPI_Issend of a picklable object."""
+        sent: MPI.Request = _plainly["issend"](self, [_pickled(obj, dest), MPI.BYTE], dest, tag)
+        return sent
 
     def recv(
         self,
@@ -512,7 +522,8 @@ class PointToPoint(Raw):
         recvtag: int = MPI.ANY_TAG,
     ) -> MPI.Request:
         """MPI_Isendrecv_replace."""
-        op, copy = "Isendrecv_replace", _copied(buf)
+        op = "Isendrecv_replace"
+        copy = _copied(op, buf, dest, source)
         if copy is not None:  # MPICH sends other bytes of a type with gaps
             received: MPI.Request = self.Isendrecv(
                 copy, dest, sendtag, buf, source=source, recvtag=recvtag
@@ -643,8 +654,11 @@ for _name in ("Iprobe", "iprobe", "Improbe", "improbe"):
     setattr(PointToPoint, _name, _looking(_name, _look))
 
 
-def _copied(buf: Any) -> Any:
+def _copied(op: str, buf: Any, dest: int, source: int) -> Any:
     """The same bytes, in the same form of mpi4py; None for others than arrays."""
+    if dest == source == MPI.PROC_NULL:
+        return None
+    _check_within(op, buf)  # first: else what is behind the array would be copied
     data, *form = buf if isinstance(buf, list | tuple) else (buf,)
     if type(data) is not np.ndarray:
         return None
@@ -974,13 +988,16 @@ _INTO = {"Irecv": ("buf", 0), "Recv_init": ("buf", 0), "Isendrecv": ("recvbuf", 
 the buffer, and its position."""
 
 
+_OF_BYTES = {"isend": "Isend", "issend": "Issend"}
+"""Calls for an object that are made with its bytes."""
 _OF_BUFFERS = {
-    **dict.fromkeys(("Isend", "Issend", "Irsend"), (("buf", 0),)),
-    **dict.fromkeys(("Send_init", "Ssend_init", "Rsend_init"), (("buf", 0),)),
-    **dict.fromkeys(("Irecv", "Recv_init", "Isendrecv_replace"), (("buf", 0),)),
-    "Isendrecv": (("sendbuf", 0), ("recvbuf", 3)),
+    **dict.fromkeys(("Isend", "Issend", "Irsend"), ((("buf", 0), ("dest", 1)),)),
+    **dict.fromkeys(("Send_init", "Ssend_init", "Rsend_init"), ((("buf", 0), ("dest", 1)),)),
+    **dict.fromkeys(("Irecv", "Recv_init"), ((("buf", 0), ("source", 1)),)),
+    "Isendrecv": ((("sendbuf", 0), ("dest", 1)), (("recvbuf", 3), ("source", 4))),
 }
-"""Calls of two ranks with buffers: the names of the arguments for these, and their positions."""
+"""Calls of two ranks with buffers: the names of the arguments for each of these and for its peer,
+and their positions."""
 
 
 _WITH_BUFFERS = {f"I{name.lower()}": name for name in _COLLECTIVES if name != "Barrier"}
@@ -1011,7 +1028,7 @@ def _within_buffers(
 
 
 def _returning(name: str, peer: tuple[str, int] | None) -> Callable[..., Request | Prequest]:
-    plain = getattr(Raw, name)
+    plain = getattr(Raw, _OF_BYTES.get(name, name))
     call = _WITH_BUFFERS.get(name)
     make = partial(_within_buffers, call, plain, signature(plain)) if call else plain
     receives = name in ("Irecv", "irecv")
@@ -1060,8 +1077,8 @@ def _posted(
     buf = _argument((word, place), rest, named, None)
     if word and not is_plain(buf):
         Raw.Recv_init(self, buf, 0).Free()  # raises if mpi4py refuses it
-    if name in _OF_BUFFERS:
-        _check_within(name, *(_argument(each, rest, named, None) for each in _OF_BUFFERS[name]))
+    for each, to in _OF_BUFFERS.get(name, ()):
+        _check_within(name, _argument(each, rest, named, None), _argument(to, rest, named, None))
     peers = (_argument((w, p), rest, named, None) for w, p in (("dest", 1), ("source", 4)))
     if name == "Isendrecv" and MPI.PROC_NULL not in peers:
         _check_apart(name, _argument(("sendbuf", 0), rest, named, None), buf)

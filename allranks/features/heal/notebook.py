@@ -176,7 +176,12 @@ class AfterCells:
         call = cloudpickle.dumps((_KEEP, self.names, {}))
         try:
             hidden = HiddenView(ranks.late.append, view.notice)
-            cells.wait(cells.begin("", call=call, name="keep", view=hidden))
+            kept = cells.begin("", call=call, name="keep", view=hidden)
+            try:
+                cells.wait(kept)
+            except CellFailed:
+                cells.news.clear()  # that a rank died in it: the view has shown it
+                raise
         except AllranksError as error:
             # Its line is ours, not one of the user's.
             reports = error.reports if isinstance(error, CellFailed) else ()

@@ -63,6 +63,16 @@ def unanswered(engines: Collection[str]) -> dict[Any, dict[str, set[str]]]:
     return found
 
 
+def given_up(engines: Collection[str]) -> set[str]:
+    """Returns which of these engines have not answered what `give_up` has interrupted."""
+    return {
+        engine
+        for client in _open_clients()
+        for engine in engines
+        if client._outstanding_dict.get(engine, set()) & _given_up
+    }
+
+
 def call_when_answered(engines: Collection[str], call: Callable[[], object]) -> None:
     """Calls ``call`` at the answer to each request, in the thread of its client."""
     for client, waits in unanswered(engines).items():

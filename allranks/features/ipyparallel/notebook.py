@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable, Collection
+from concurrent.futures import Future
 from contextlib import ExitStack, suppress
 from functools import wraps
 from pathlib import Path
@@ -30,6 +31,7 @@ from allranks.features.ipyparallel.connection_files import (
 )
 from allranks.features.ipyparallel.px_results import in_background
 from allranks.post_import import PostImportHook
+from allranks.records.ranks import label
 
 #: Arguments of ipyparallel's ``Client`` that name the file of one cluster.
 _NAMES_FILE = ("url_file", "url_or_file", "cluster_id")
@@ -37,6 +39,7 @@ _NAMES_FILE = ("url_file", "url_or_file", "cluster_id")
 _CHOOSES_FOLDER = ("profile", "profile_dir", "ipython_dir")
 #: What holds cells from the first client on.
 _REQUEST = "a request of an ipyparallel client"
+_INTERRUPT, _KILL = ("SIGINT", signal.SIGINT), ("SIGKILL", signal.SIGKILL)
 
 
 class ClientPatch:
@@ -149,17 +152,33 @@ def _waiting_for_cell(plain: Callable[..., bool]) -> Callable[..., bool]:
     return wait
 
 
-def _interrupting_cell(plain: Callable[..., Any]) -> Callable[..., Any]:
-    """Interrupts the cell of ``%%px --noblock``, too: on all its ranks, as the stop button does."""
+def _reaching_ranks(plain: Callable[..., Any]) -> Callable[..., Any]:
+    """Has SIGINT interrupt the cell of ``%%px --noblock``, too: on all its ranks, as the stop
+    button does. SIGKILL goes by way of the host agents: a rank in a call that does not return to
+    Python reads no request.
+    """
 
     @wraps(plain)
-    def send_signal(client: Any, sig: Any, *arguments: Any, **options: Any) -> Any:
-        ranks = _ranks_of(client) if sig in ("SIGINT", signal.SIGINT) else None
-        if ranks is not None and in_background(ranks):
-            ranks.interrupt()
-        return plain(client, sig, *arguments, **options)
+    def send_signal(client: Any, sig: Any, targets: Any = None, block: bool | None = None) -> Any:
+        ranks = _ranks_of(client) if sig in (*_INTERRUPT, *_KILL) else None
+        if ranks is not None and sig in _KILL:
+            return _kill(ranks, client, targets, client.block if block is None else block)
+        for cell in in_background(ranks) if ranks is not None else ():
+            cell.interrupt()
+        return plain(client, sig, targets=targets, block=block)
 
     return send_signal
+
+
+def _kill(ranks: Cluster, client: Any, targets: Any, block: bool) -> Future[list[Any]] | None:
+    """Returns what ipyparallel's ``send_signal`` does, once the host agents have been told."""
+    engines = {engine.decode() for engine in client._build_targets(targets)[0]}
+    for rank, hello in ranks.hellos.items():
+        if hello.engine in engines:
+            ranks.cells.connection.end_rank(rank, "an ipyparallel client sent it this signal")
+    told = Future[list[Any]]()
+    told.set_result([])
+    return None if block else told
 
 
 def _explaining_errors(plain: Callable[..., Any]) -> Callable[..., Any]:
@@ -195,7 +214,7 @@ def _lost_names(client: Any, error: Any) -> list[str]:
 _CHANGED: dict[str, Callable[[Any], Any]] = {
     "shutdown": _stopping_ranks,
     "wait": _waiting_for_cell,
-    "send_signal": _interrupting_cell,
+    "send_signal": _reaching_ranks,
     "_unwrap_exception": _explaining_errors,
 }
 
@@ -225,6 +244,9 @@ class NotebookClients(NotebookFeature):
 
     def unanswered(self, engines: Collection[str]) -> Collection[str]:
         return {one for waits in client_requests.unanswered(engines).values() for one in waits}
+
+    def given_up(self, engines: Collection[str]) -> Collection[str]:
+        return client_requests.given_up(engines)
 
     def call_when_answered(self, engines: Collection[str], call: Callable[[], object]) -> None:
         client_requests.call_when_answered(engines, call)
@@ -262,7 +284,14 @@ def _replace_dead(_result: object) -> None:
         if not free:
             return  # a submitted call begins: it replaces them itself
         known = {*roster.dead}
-        if not cells.is_up(print):
+        try:
+            up = cells.is_up(print)
+        except KeyboardInterrupt:  # IPython would show the code of this function
+            dead = roster.dead
+            then = f"; {label(dead)} will be replaced with the next cell" if dead else ""
+            print(f"the wait was interrupted{then}")
+            return
+        if not up:
             print(running.lost_because)
             return
         if {*roster.dead} - known:

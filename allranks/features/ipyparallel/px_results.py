@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, wait
@@ -9,7 +10,7 @@ from contextlib import contextmanager
 from queue import SimpleQueue
 from typing import Any
 
-from allranks.cluster.cell_run import HiddenView, View
+from allranks.cluster.cell_run import CellRun, HiddenView, View
 from allranks.cluster.cluster import Cluster
 from allranks.records.deferred import interruptible, interrupts_to
 from allranks.records.ranks import label
@@ -51,25 +52,29 @@ class PxResult(Future[list[Any]]):
         self.set_running_or_notify_cancel()  # it cannot be cancelled, only interrupted
         PxResult._last = self
         self._cluster, self.ranks, self._fold = cluster, tuple(ranks), fold
+        self._sent: CellRun | None = None
         #: Programs for ipyparallel read this name.
         self._targets = list(ranks)
         self._output: list[Output] = []
         #: The same for `follow`; None at the end of the cell, and at an interrupt.
         self._arrived: SimpleQueue[Output | None] = SimpleQueue()
-        begun = threading.Event()
+        #: Lines before the begin of the cell, for instance what it waits for; None at its begin.
+        self._before: SimpleQueue[str | None] = SimpleQueue()
+        self._has_begun = False
         # A daemon, because the end of the kernel must not wait for the cell.
-        threading.Thread(target=self._run, args=(text, number, begun), daemon=True).start()
+        threading.Thread(target=self._run, args=(text, number), daemon=True).start()
         # The following cells come after this one.
         try:
             with interruptible():
-                begun.wait()
+                while (line := self._before.get()) is not None:
+                    sys.stderr.write(f"{line}\n")
         except KeyboardInterrupt:
             cluster.interrupt()
             raise
 
-    def _run(self, text: str, number: int, begun: threading.Event) -> None:
+    def _run(self, text: str, number: int) -> None:
         try:
-            run = self._cluster.cells.begin(
+            run = self._sent = self._cluster.cells.begin(
                 text,
                 name=f"cell In[{number}]",
                 number=number,
@@ -77,20 +82,27 @@ class PxResult(Future[list[Any]]):
                 view=HiddenView(self._take, self._note),
                 want_value=True,
             )
-            begun.set()
+            self._begin()
             self.set_result(self._cluster.cells.wait(run).values())
         except BaseException as error:
             self.set_exception(error)
         finally:
-            begun.set()
+            self._begin()
             self._arrived.put(None)
+
+    def _begin(self) -> None:
+        self._has_begun = True
+        self._before.put(None)
 
     def _take(self, batch: Output) -> None:
         self._output.append(batch)
         self._arrived.put(batch)
 
     def _note(self, text: str) -> None:
-        """Shows a line about the cell as a whole as each rank's."""
+        """Shows a line about the cell as a whole: as each rank's, or before its begin at once."""
+        if not self._has_begun:
+            self._before.put(text)
+            return
         for rank in self.ranks:
             self._take(Output(rank, 0, (["notice", text],), 0, 0, 0))
 
@@ -144,6 +156,15 @@ class PxResult(Future[list[Any]]):
             if not self.ready():
                 self._cluster.interrupt()
             raise
+
+    def interrupt(self) -> None:
+        """Interrupts the cell on all its ranks. It may be called again, as for one rank after the
+        other: the stop button then kills the ranks that are still in the cell.
+        """
+        if self._sent is None or not self._sent.presses:
+            self._cluster.interrupt()
+        elif not self._cluster.cells.connection.closed:
+            self._sent.interrupt()
 
     def get(self, timeout: float | None = None) -> list[Any]:
         """Waits for the end, and returns the values of the last expression, one for each rank.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from dataclasses import replace
 from itertools import chain
 from typing import Any
@@ -153,11 +153,15 @@ class Mail:
         """The messages without a receive, and the receives without a message."""
         return list(chain(*self._messages)), list(chain(*self._receives))
 
-    def other_tags(self) -> list[OtherTag]:
-        """For each receive without a message the first one that it would take with its tag."""
+    def other_tags(self, waits: Container[tuple[int, Site]]) -> list[OtherTag]:
+        """For each receive that a rank waits for the first message that it would take with another
+        tag. ``waits`` are the ranks that wait, each with the line of the receive.
+        """
         messages, receives = self.unmatched()
         found = []
         for receive in receives:
+            if (receive.rank, receive.site) not in waits:
+                continue
             alike = replace(receive, tag=ANY)
             here = (one for one in messages if one.dest == receive.rank and alike.takes(one))
             if message := next(here, None):

@@ -356,7 +356,8 @@ class Scheduler:
                 stranded.append((task, _left_text(task, wait, rank, why)))
         error: Callable[[str], CollectiveError] = RankLeft
         if not stranded:
-            text = _deadlock_text(waiting, self.mail.other_tags())
+            waits = {(task.rank, task.wait.call.site) for task in waiting if task.wait is not None}
+            text = _deadlock_text(waiting, self.mail.other_tags(waits))
             stranded, error = [(task, text) for task in waiting], deadlocks.error
         for task, text in stranded:
             task.error = error(text)

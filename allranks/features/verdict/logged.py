@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections import Counter
 from typing import Any
 
 from allranks.features.verdict import LEAST_STEPS
@@ -119,18 +118,23 @@ class NotNumbers:
     def _passing(self) -> list[NotANumber]:
         """Returns the losses that were NaN in a few steps on some ranks, and not on the others.
 
-        Other values may not be defined in each step, as a share of none.
+        Other values may not be defined in each step, as a share of none; nor may a loss that is NaN
+        on each rank now and then, also where it is so too often on some.
         """
-        found = [
-            NotANumber(name, rank, step, member, passing=times)
-            for (rank, name, member), (step, times) in self._passed.copy().items()
-            if "loss" in name.lower()
-            and times <= _PASSING_PART * self._numbers.get((rank, name, member), 0)
-            and self._numbers[rank, name, member] >= _PASSING_VALUES
-        ]
-        curves = Counter((one.name, one.member) for one in found)
-        ranks = Counter((name, member) for _, name, member in self._logged.copy())
-        return [one for one in found if curves[one[0], one[3]] < ranks[one[0], one[3]]]
+        passed, now = self._passed.copy(), self._not_numbers.copy()
+        always = {
+            (key[1], key[2])
+            for key, count in self._logged.copy().items()
+            if count >= _PASSING_VALUES and key not in passed and key not in now
+        }
+        found = []
+        for (rank, name, member), (step, before) in passed.items():
+            times = before + now.get((rank, name, member), (0.0, 0))[1]
+            numbers = self._numbers[rank, name, member]
+            few = times <= _PASSING_PART * numbers and numbers >= _PASSING_VALUES
+            if few and "loss" in name.lower() and (name, member) in always:
+                found.append(NotANumber(name, rank, step, member, passing=times))
+        return found
 
     def not_numbers(self, least: int = NOT_NUMBERS) -> list[NotANumber]:
         """Returns the values that are NaN now, ``least`` times in a row at least."""

@@ -150,7 +150,8 @@ def left_out_line(cell: CellParts) -> list[Verdict]:
 def crossed_lines(cell: CellParts) -> list[Verdict]:
     """Two calls with the same source on all ranks, which some ranks make in the other order.
 
-    Branches of an ``if`` have lines of their own, and these two calls never meet themselves.
+    Branches of an ``if`` have lines of their own, and these two calls never meet themselves. Ranks
+    that take turns, as a root that broadcasts, make the calls of the same two lines: no mistake.
     """
     rows = {part.rank: _calls_in_order(part, len(cell.ranks)) for part in cell.ranks}
     first, *_ = rows.values()
@@ -167,10 +168,14 @@ def crossed_lines(cell: CellParts) -> list[Verdict]:
     for (a, b), count in met.items():
         one, two = _source_of(a), _source_of(b)
         crosses = one != two and count == pairs[one, two] == pairs[two, one] >= LEAST_STEPS
-        if not crosses or pairs[one, one] or pairs[two, two]:
+        # Calls of different operations never meet: they are those of two communicators.
+        if not crosses or one[0] != two[0] or pairs[one, one] or pairs[two, two]:
+            continue
+        both = [(c, d) for c, d in met if {_source_of(c), _source_of(d)} == {one, two}]
+        if not {c for c, _ in both}.isdisjoint(d for _, d in both):
             continue
         alike = tuple(rank for rank, row in rows.items() if row == first)
-        others = tuple(rank for rank in rows if rank not in alike)
+        others = tuple(rank for rank, row in rows.items() if row == other)
         return [
             Verdict(
                 "mixed",
@@ -263,14 +268,18 @@ def not_a_number(cell: CellParts) -> list[Verdict]:
             )
         ]
     others = f", later on {label(sorted(later))}" if later else ""
-    if times := max(one.passing for one in same):
+    if any(one.passing for one in same):
+        ranks = tuple(sorted(one.rank for one in same))
+        times = max(one.passing for one in same)
         steps = "1 step" if times == 1 else f"{times} steps"
+        most = "up to " if len({one.passing for one in same}) > 1 else ""
+        at = f" on {label(sorted({*ranks} - later))}" if later.intersection(ranks) else ""
         return [
             Verdict(
                 "nan",
                 1.0,
-                f"{value} was NaN in {steps} on {label(ranks)}, first in step {first:g}, and a "
-                "number in all others",
+                f"{value} was NaN in {most}{steps} on {label(ranks)}, first in step {first:g}{at}, "
+                "and a number in all others",
                 f"Look at the batch of step {first:g} there, and at divisions and logarithms",
                 ranks,
             )

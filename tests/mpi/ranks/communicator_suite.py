@@ -20,6 +20,7 @@ from mpi4py.futures import _core as core
 
 import allranks.collectives as c
 from allranks.collectives import world
+from allranks.collectives.calls.call import nbytes_of
 from allranks.collectives.ops.bounds import mistake
 from allranks.collectives.ops.communicator import File, Win, check_pools
 from allranks.collectives.ops.point_to_point import Op, Request
@@ -663,7 +664,7 @@ def test_an_own_part_and_buffers_side_by_side_do_not_overlap():
     assert mistake("Allgather", (x[4:8], x), 1, n) == ""
     assert mistake("Scatter", (x, x[8:]), 2, n) == ""
     assert mistake("Allreduce", (x[:6], x[6:]), 0, n) == ""
-    pairs = np.zeros(8, "d,i4")  # predefined, and with gaps: not looked at
+    pairs = np.zeros(8, np.dtype("d,i4", align=True))  # predefined, and with gaps
     whole = [pairs, [2, 2, 2], MPI.DOUBLE_INT]
     assert mistake("Allgatherv", ([pairs[6:], 2, MPI.DOUBLE_INT], whole), 0, n) == ""
     column = MPI.DOUBLE.Create_vector(3, 1, 4).Commit()
@@ -688,6 +689,16 @@ TOO_LONG = {
     "Irecv": lambda comm, n, x, y: comm.Irecv([x, 7, MPI.DOUBLE], comm.rank),
     "Sendrecv": lambda comm, n, x, y: comm.Sendrecv(x, comm.rank, 0, [y, 7, MPI.DOUBLE], comm.rank),
     "Isendrecv": lambda comm, n, x, y: comm.Isendrecv([x, 7], comm.rank, 0, y, comm.rank),
+    "Sendrecv_replace": lambda comm, n, x, y: comm.Sendrecv_replace(
+        [x, 10**7, MPI.DOUBLE], comm.rank, 0, comm.rank
+    ),
+    "Gatherv": lambda comm, n, x, y: comm.Gatherv([x, 7, "d"], [np.ones(7 * n), [7] * n]),
+    "Scatterv": lambda comm, n, x, y: comm.Scatterv([np.ones(7 * n), [7] * n], [x, 7, "d"]),
+    "Allgatherv": lambda comm, n, x, y: comm.Allgatherv([x, 7, "d"], [np.ones(7 * n), [7] * n]),
+    "Iallgatherv": lambda comm, n, x, y: comm.Iallgatherv([x, 7, "d"], [np.ones(7 * n), [7] * n]),
+    "Reduce_scatter_block": lambda comm, n, x, y: comm.Reduce_scatter_block(
+        MPI.IN_PLACE, [x, 6 // n + 1, MPI.DOUBLE]
+    ),
 }
 """Calls whose messages do not end in their buffers of six elements."""
 PAIRS_WITH_GAPS = MPI.DOUBLE.Create_vector(2, 1, 2).Commit()
@@ -715,7 +726,27 @@ def test_a_count_and_a_place_within_the_array_are_taken(comm):
     got = np.zeros(3)
     comm.Sendrecv([matrix[0, 1:], 1, column], me, 0, got, me)  # the column goes on in other rows
     assert got.tolist() == [1, 5, 9]
+    comm.Send([whole[:0], 2, MPI.DOUBLE], MPI.PROC_NULL)  # no buffer is needed
+    comm.Isend([whole[:0], 2, MPI.DOUBLE], MPI.PROC_NULL).Wait()
     column.Free()
+
+
+def test_a_place_for_the_part_of_another_rank_may_not_be_sent():
+    y = np.zeros(6)
+    whole = [y, 2, MPI.DOUBLE]
+    assert not mistake("Gather", (y[2:4], whole), 1, 3)
+    assert not mistake("Gather", (np.zeros(2), whole), 0, 3)
+    assert "do not overlap" in mistake("Gather", (y[2:4], whole), 0, 3)
+    assert not mistake("Alltoall", (np.zeros(6), whole), 0, 3)
+
+
+def test_a_send_of_an_object_knows_its_length(comm):
+    # A wait for it is no deadlock as long as a message of this length may be on its way.
+    me = comm.Get_rank()
+    for send in (comm.isend, comm.issend):
+        received, sent = comm.irecv(source=me), send({"x": bytes(1 << 20)}, dest=me)
+        assert nbytes_of(sent.buffers[0]) > 1 << 20
+        assert MPI.Request.waitall([sent, received]) == [None, {"x": bytes(1 << 20)}]
 
 
 def test_an_alltoall_of_equal_buffers_is_in_place(comm):

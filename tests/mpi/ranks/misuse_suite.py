@@ -355,7 +355,7 @@ def test_an_interrupt_of_a_wait_names_the_rank_that_was_late(what):
         try:
             if not odd():
                 this = c.world.current()
-                with interrupted_after(0.0, lambda: bool(this.doing.waits_for)):
+                with interrupted_after(0.0, lambda: this.doing.waits_for == "rank 1"):
                     WAITING[what]()
                     time.sleep(PATIENCE_SECONDS)
         finally:

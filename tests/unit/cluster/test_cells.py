@@ -346,6 +346,30 @@ def test_a_death_before_a_cell_is_shown_in_it_also_where_it_is_on_other_ranks(pr
     assert not cells.roster.dead
 
 
+CALLS = {
+    "a push": lambda cells: cells.ask("push", {}, after_clients=True),
+    "a replacement": lambda cells: cells.replace_dead(),
+}
+
+
+@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS.keys())
+def test_what_comes_before_a_call_without_a_view_is_shown_at_once(prepare, capsys, call):
+    cells, _ = prepare(lambda roster, tell: None)
+    cells.roster.replacing = "ask"
+    cells.roster.apply(ProcessExit(1, -9))
+    waits = []
+
+    def await_clients(ranks, tell):
+        waits.append(list(ranks))
+        tell("rank 0 must first answer a request")
+
+    cells.connection.await_clients = await_clients
+    cells.connection.ask = lambda *asked, **options: waits.append("asked")
+    call(cells)
+    assert waits[0] == [0, *([1] if "asked" in waits else [])]
+    assert capsys.readouterr().err == "rank 0 must first answer a request\n"
+
+
 def test_late_output_is_shown_with_what_a_cell_waits_for_or_once_it_begins(prepare):
     _, shown = prepare(lambda roster, tell: tell("rank 1 is still busy"))
     assert shown == ["late", "rank 1 is still busy", "refreshed"]

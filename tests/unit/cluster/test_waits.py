@@ -47,6 +47,16 @@ def test_the_errors_of_events_that_come_together_are_all_raised_each_once():
     assert Connection.step(ranks, 0) == [InterruptRequested()]
 
 
+def test_a_cell_behind_a_request_that_an_interrupt_has_not_ended_says_so():
+    told = []
+    ranks = SimpleNamespace(
+        hooks=SimpleNamespace(holding=lambda: [SimpleNamespace(holds_cells="a request")]),
+        unanswered=lambda ranks, given_up=False: {"a": 0, "b": 1} if given_up else {},
+    )
+    Connection.await_clients(ranks, (0, 1), told.append)
+    assert told == ["ranks 0–1 must first answer a request, which was interrupted"]
+
+
 def test_a_host_is_in_doubt_from_a_few_missed_heartbeats_until_its_ranks_are_known_to_be_lost():
     wire = SimpleNamespace(host_of={0: "h1", 1: "h2", 2: "h3"})
     late = 100 - limits.LATE_SECONDS

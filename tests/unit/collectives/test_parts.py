@@ -277,6 +277,9 @@ def test_a_rank_that_has_given_up_a_wait_still_shows_the_tag_of_the_message_that
     watch._publish_other_tag(call)
     watch.rest()
     assert watch._other_tags([0, 1]) == [OtherTag(1, 0, sent=1, wanted=2)]
+    watch._publish_other_tag(SimpleNamespace(other_tag=None))  # the message has come
+    assert watch._other_tags([0, 1]) == []
+    watch._publish_other_tag(call)
     watch._publish(SimpleNamespace(**vars(call)), (0,), 0.1, 2)
     assert watch._other_tags([0, 1]) == []
 

@@ -14,7 +14,15 @@ def end_cell(monkeypatch, capsys):
     """Ends a cell in which a rank dies, or all end; returns what is shown."""
 
     def end_cell(
-        dies=None, *, known=(), caller=0, free=True, all_end=False, replaces="", followed=True
+        dies=None,
+        *,
+        known=(),
+        caller=0,
+        free=True,
+        all_end=False,
+        replaces="",
+        followed=True,
+        presses=False,
     ):
         roster = SimpleNamespace(caller=caller, dead=dict.fromkeys(known))
 
@@ -22,6 +30,8 @@ def end_cell(monkeypatch, capsys):
             roster.dead |= {} if dies is None or replaces == "on" else {dies: None}
             if replaces == "on":
                 tell(f"rank {dies} was replaced")
+            if presses:
+                raise KeyboardInterrupt
             return not all_end
 
         words = SimpleNamespace(deaths_text=lambda: f"rank {dies} ended with exit code 3")
@@ -42,6 +52,12 @@ def end_cell(monkeypatch, capsys):
 
 def test_a_rank_that_has_died_is_replaced(end_cell):
     assert end_cell(1, replaces="on") == "rank 1 was replaced\n"
+
+
+def test_an_interrupt_is_shown_as_one_line(end_cell):
+    said = "the wait was interrupted; rank 1 will be replaced with the next cell\n"
+    assert end_cell(1, presses=True) == said
+    assert end_cell(1, presses=True, replaces="on").endswith("\nthe wait was interrupted\n")
 
 
 def test_the_command_is_shown_once_where_the_user_replaces_ranks(end_cell):

@@ -62,8 +62,11 @@ def test_a_request_that_was_given_up_is_interrupted_and_not_waited_for_again(cli
     client_requests.give_up(["engine-0", "engine-1"])
     assert client.signals == [("SIGINT", [0], False)]
     assert client_requests.unanswered(["engine-0"]) == {}
+    assert client_requests.given_up(["engine-0", "engine-1"]) == {"engine-0"}
     client.request(0, "another")
     assert client_requests.unanswered(["engine-0"]) == {client: {"engine-0": {"another"}}}
+    client.answer(0, "never answered")
+    assert client_requests.given_up(["engine-0"]) == set()
 
 
 def test_a_closed_client_gets_no_answers_and_is_not_followed(client):

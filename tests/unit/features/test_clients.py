@@ -244,7 +244,6 @@ def plain_calls(monkeypatch, method):
     running = SimpleNamespace(
         size=2,
         stop=lambda: calls.append("stopped"),
-        interrupt=lambda: calls.append("interrupted"),
         cells=SimpleNamespace(hooks=hooks),
     )
     plain = lambda client, *call, **more: calls.append((call, more))  # noqa: E731
@@ -255,7 +254,8 @@ def plain_calls(monkeypatch, method):
 
 def test_a_client_interrupts_a_cell_in_the_background_only_for_its_user(monkeypatch, followed):
     calls = plain_calls(monkeypatch, "send_signal")
-    monkeypatch.setattr(notebook, "in_background", lambda ranks: ["a cell"])
+    cell = SimpleNamespace(interrupt=lambda: calls.append("interrupted"))
+    monkeypatch.setattr(notebook, "in_background", lambda ranks: [cell])
     with ExitStack() as undo:
         ClientPatch(undo)
         client_requests.interrupt(followed, [1])
@@ -263,10 +263,26 @@ def test_a_client_interrupts_a_cell_in_the_background_only_for_its_user(monkeypa
         followed.send_signal(signal.SIGINT, targets=0)
     assert calls == [
         (("SIGINT",), {"targets": [1], "block": False}),
-        (("SIGUSR1",), {}),
+        (("SIGUSR1",), {"targets": None, "block": None}),
         "interrupted",
-        ((signal.SIGINT,), {"targets": 0}),
+        ((signal.SIGINT,), {"targets": 0, "block": None}),
     ]
+
+
+@pytest.mark.parametrize("sig", ["SIGKILL", signal.SIGKILL])
+@pytest.mark.parametrize(("targets", "ended"), [(None, [0, 1]), ("all", [0, 1]), (1, [1])])
+def test_sigkill_ends_ranks_by_their_host_agents(monkeypatch, followed, sig, targets, ended):
+    calls = plain_calls(monkeypatch, "send_signal")
+    running = cluster.session.running
+    running.hellos = {rank: SimpleNamespace(engine=f"engine-{rank}") for rank in range(2)}
+    running.cells.connection = SimpleNamespace(end_rank=lambda rank, why: calls.append(rank))
+    followed._update_engines({0: "engine-0", 1: "engine-1"})
+    with ExitStack() as undo:
+        ClientPatch(undo)
+        assert followed.send_signal(sig, targets).done()
+        followed._config = {"key": "others'"}
+        followed.send_signal(sig, targets, block=True)
+    assert calls == [*ended, ((sig,), {"targets": targets, "block": True})]
 
 
 SHUTDOWNS = [

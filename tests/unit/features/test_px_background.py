@@ -46,16 +46,54 @@ def test_an_interrupt_that_comes_with_the_line_that_names_it_ends_the_cell(monke
 
 
 def test_lines_about_its_cell_are_shown_with_the_output_of_its_ranks(capsys):
-    def begin(*_, view, **__):
+    def wait(view):
         view.notice("rank 2 was replaced")
+        return SimpleNamespace(values=lambda: [3, 3])
 
-    values = SimpleNamespace(values=lambda: [3, 3])
-    cells = SimpleNamespace(begin=begin, wait=lambda run: values)
+    cells = SimpleNamespace(begin=lambda *_, view, **__: view, wait=wait)
     result = PxResult(SimpleNamespace(cells=cells, log_dir=""), "3", 1, (0, 1), fold=True)
     assert result.get() == [3, 3]
     result.display_outputs()
     assert capsys.readouterr().out == "ranks 0–1 · rank 2 was replaced\n"
     assert result.stdout == ["", ""]
+
+
+def test_signals_to_one_rank_after_the_other_kill_none():
+    calls = []
+    run = SimpleNamespace(presses=0, interrupt=lambda: calls.append("interrupted again"))
+
+    def press():
+        run.presses += 1
+        calls.append("pressed")
+
+    result: PxResult = PxResult.__new__(PxResult)
+    result._sent = run
+    cells = SimpleNamespace(connection=SimpleNamespace(closed=False))
+    result._cluster = SimpleNamespace(interrupt=press, cells=cells)
+    result.interrupt()
+    result.interrupt()
+    assert calls == ["pressed", "interrupted again"]
+
+
+def test_what_it_waits_for_before_its_begin_is_shown_meanwhile(monkeypatch):
+    begins, shown = threading.Event(), []
+
+    class Screen(io.StringIO):
+        def write(self, text):
+            shown.append(text.strip())
+            begins.set()  # the request is answered once the user knows of it
+            return super().write(text)
+
+    def begin(*_, view, **__):
+        view.notice("rank 1 must first answer a request")
+        begins.wait()
+
+    monkeypatch.setattr(sys, "stderr", Screen())
+    values = SimpleNamespace(values=lambda: [3, 3])
+    cells = SimpleNamespace(begin=begin, wait=lambda run: values)
+    result = PxResult(SimpleNamespace(cells=cells, log_dir=""), "3", 1, (0, 1), fold=True)
+    assert shown[0] == "rank 1 must first answer a request"
+    assert (result.get(), result.stderr) == ([3, 3], ["", ""])
 
 
 def test_it_is_a_future_that_ends_with_its_cell():

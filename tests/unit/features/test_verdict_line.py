@@ -251,6 +251,16 @@ def test_a_loss_that_is_nan_in_a_few_steps_of_some_ranks_is_named(feature):
     often = [(step, nan if step % 3 == 0 else 1.0) for step in range(100)]
     assert run(feature, Shown(SLOW), points(0, numbers), points(1, often)) == []
     assert run(feature, Shown(SLOW), points(0, lost), points(1, lost)) == []
+    # Both are not measured at the beginning: on one it takes too long.
+    begins = [[(step, nan if step < late else 1.0) for step in range(50)] for late in (8, 12)]
+    assert run(feature, Shown(SLOW), *map(points, (0, 1), begins)) == []
+    # Each rank is named, and what is NaN at the end counts, too.
+    more = [(step, nan if step in (20, 30, 99) else 1.0) for step in range(100)]
+    shown = Shown(each_rank(SLOW, calls=[]))
+    (line,) = run(feature, shown, points(0, numbers), points(1, lost), points(2, more))
+    assert line.startswith(
+        "loss was NaN in up to 3 steps on ranks 1–2, first in step 8 on rank 1, and a number in all"
+    )
 
 
 def test_members_of_an_ensemble_that_log_nan_are_named(feature):

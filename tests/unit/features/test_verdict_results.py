@@ -140,6 +140,15 @@ def test_two_calls_in_another_order_on_some_ranks_are_named():
     )
 
 
+def test_ranks_that_take_turns_are_no_mistake():
+    # Such as: if (rank + step) % 2: allreduce(part()), else: allreduce(0.0)
+    assert found(with_branches((0, 1), (1, 0), (0, 1))) == []
+    # Two communicators.
+    orders = with_branches((0, 1), (2, 3), (2, 3))
+    kinds = [one._replace(op=("allreduce", "bcast")["right" in one.source]) for one in BRANCHES]
+    assert found(each_rank(orders, kinds=kinds)) == []
+
+
 def test_branches_with_the_same_calls_in_the_same_order_or_other_calls_are_no_mistake():
     assert found(with_branches((0, 1), (3, 2), (0, 1))) == []
     assert found(with_branches((0, 0), (2, 2), (2, 2))) == []
