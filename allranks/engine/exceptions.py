@@ -400,7 +400,7 @@ def report(
         said = cast(SyntaxError, error)
         if said.filename == cell_file:
             line, source = said.lineno, (said.text or "").strip()
-    waited = _interrupted_wait(error)
+    waited = interrupted_wait(error, "cell")
     text = waited or (text_of(error) if text is None else text)
     return Report(
         rank=rank,
@@ -418,12 +418,12 @@ def report(
     )
 
 
-def _interrupted_wait(error: BaseException) -> str:
-    """Returns in which call a rank waited when it was interrupted; "" if it did not wait."""
+def interrupted_wait(error: BaseException | None, what: str) -> str:
+    """Returns in which call a rank waited when ``what`` was interrupted; "" if it did not wait."""
     waited = vars(error).get("waited") if type(error) is KeyboardInterrupt else None
     if not isinstance(waited, Activity) or not waited.waits_for:
         return ""
-    return f"{waited.text} waited for {waited.waits_for} when the cell was interrupted."
+    return f"{waited.text} waited for {waited.waits_for} when the {what} was interrupted."
 
 
 def _unless_interrupted(call: Callable[[], T]) -> T | None:

@@ -105,7 +105,19 @@ def _told(result: Any, ranks: Collection[int]) -> tuple[str, str]:
         return line, line
     line = f"{call} was interrupted; the ranks keep their variables"
     error = result.exception()
-    traces = [found[2] for found in getattr(error, "elist", ())] or [
-        getattr(error, "traceback", "")
-    ]
-    return line, "\n\n".join(filter(None, [*traces[:1], f"CellInterrupted: {line}"]))
+    found = getattr(error, "elist", None) or [_error_of_rank(error)]
+    # Ranks that waited have a text; another one may be the reason why they did.
+    _, _, trace, _ = min(found, key=lambda one: bool(one[1]))
+    waits: dict[str, list[int]] = {}
+    for name, text, _, about in found:
+        if name == KeyboardInterrupt.__name__ and text:
+            waits.setdefault(text, []).append(about["engine_id"])
+    said = [f"{label(there)}: {text}" for text, there in waits.items()]
+    return line, "\n\n".join(filter(None, [trace, *said, f"CellInterrupted: {line}"]))
+
+
+def _error_of_rank(error: Any) -> tuple[str, str, str, dict[str, Any]]:
+    """Returns the error of a view of one rank as that of several has it; empty if there is none."""
+    names = ("ename", "evalue", "traceback")
+    name, text, trace = (getattr(error, one, "") for one in names)
+    return name, text, trace, getattr(error, "engine_info", {})

@@ -7,8 +7,9 @@ earlier request has done, the notebook sends it when the ranks have answered.
 from __future__ import annotations
 
 import inspect
+import threading
 import weakref
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, NoReturn
 
 from allranks.errors import UsageError
@@ -18,6 +19,10 @@ _clients: list[weakref.ref[Any]] = []
 #: Requests for whose answers the user has not waited.
 _given_up: set[str] = set()
 _ended: weakref.WeakSet[Any] = weakref.WeakSet()
+#: Engines for which clients have waited in vain.
+_missed: set[str] = set()
+#: A rank is up some tenths of a second before its engine is registered.
+_REGISTER_SECONDS = 5.0
 #: What waits for ranks or sends to them: one of these is the first of each call of a client.
 _USES_RANKS = (
     *("_build_targets", "_send", "send_apply_request", "send_execute_request"),
@@ -96,22 +101,61 @@ def of_ranks(key: str | None) -> list[Any]:
     return [client for client in _open_clients() if client._config.get("key") == key]
 
 
-def end(clients: Iterable[Any], why: str) -> None:
-    """Closes clients whose ranks have ended, from any thread; all their requests fail with ``why``.
+def await_engines(key: str | None, engines: Mapping[int, str]) -> None:
+    """Waits until the clients of the ranks whose messages have this key know these engines."""
+    for client in of_ranks(key):
+        awaited = {rank: one for rank, one in engines.items() if one not in _missed}
+        if not _knows(client, awaited) and not _comes_to_know(client, awaited):
+            _missed.update(awaited.values())
+
+
+def _knows(client: Any, engines: Mapping[int, str]) -> bool:
+    return all(client._engines.get(rank) == one for rank, one in engines.items())
+
+
+def _comes_to_know(client: Any, engines: Mapping[int, str]) -> bool:
+    known = threading.Event()
+
+    def look(_: object = None) -> None:  # in the thread of the client
+        if _knows(client, engines):
+            known.set()
+
+    client._registration_callbacks.append(look)
+    try:
+        look()  # it may have been registered before
+        return known.wait(_REGISTER_SECONDS)
+    finally:
+        client._registration_callbacks.remove(look)
+
+
+class _NoIds(list[int]):
+    """The ids of engines that have ended: to read them raises an error."""
+
+    def __init__(self, refuse: Callable[[], NoReturn]) -> None:
+        super().__init__()
+        self._refuse = refuse
+
+    def __iter__(self) -> NoReturn:
+        self._refuse()
+
+
+def end(clients: Iterable[Any], why: Callable[[], str]) -> None:
+    """Closes clients whose ranks have ended, from any thread; all their requests fail with what
+    ``why`` returns then.
 
     Nothing would answer those that are made, and views would wait for those to come.
     """
 
     def refuse(*_arguments: object, **_options: object) -> NoReturn:
-        raise UsageError(why)
+        raise UsageError(why())
 
     for client in clients:
         _ended.add(client)
-        client._closed, client._ids = True, []
+        client._closed, client._ids = True, _NoIds(refuse)
         vars(client).update(dict.fromkeys(_USES_RANKS, refuse))
         client._task_stream.closed = refuse  # a load-balanced view asks this first
         # Only its own thread uses its sockets; it closes them when its loop has stopped.
-        client._io_loop.add_callback(_fail_requests, client, why)
+        client._io_loop.add_callback(_fail_requests, client, why())
         client._io_loop.add_callback(client._io_loop.stop)
 
 

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import zmq
 
+from allranks.cluster import cluster
 from allranks.cluster.failures import ending
 from allranks.cluster.features import ClusterContext
 from allranks.cluster.function_sources import add_sources
@@ -58,7 +61,8 @@ class RankClients:
                         self._files.write(client, engine, pid)
             case ControllerExit(code):
                 self._controller_end = ending(code)
-                self._end_clients(self._without_controller())
+                why = self._without_controller()
+                self._end_clients(lambda: why)
             case AgentExit():  # before the slow removal of files
                 self._files.close()
                 self._end_clients()
@@ -73,15 +77,15 @@ class RankClients:
         roster = self._ranks.roster
         if roster.phase == "stopped" and roster.lost_because:
             # The user's own clients still reach the ranks, which another notebook has.
-            client_requests.end(self._made, _ended("are left to another notebook"))
+            client_requests.end(self._made, partial(_ended, "are left to another notebook"))
         else:
             self._end_clients()
         self._files.close()
 
-    def _end_clients(self, why: str = "") -> None:
+    def _end_clients(self, why: Callable[[], str] | None = None) -> None:
         if self.information:
             clients = client_requests.of_ranks(self.information["key"])
-            client_requests.end(clients, why or _ended("have ended"))
+            client_requests.end(clients, why or partial(_ended, "have ended"))
 
     def _without_controller(self) -> str:
         return (
@@ -129,9 +133,12 @@ class RankClients:
 
 
 def _ended(how: str) -> str:
+    """Returns why a client is of no use any more, and what to type as things are now."""
+    no_ranks = cluster.session is not None and cluster.session.running is None
+    typed = "Type first: %distributed start   Then type" if no_ranks else "Type"
     return (
-        f"expected ranks of this client, found that they {how}. Type: rc = ipp.Client()   and make "
-        "its views again"
+        f"expected ranks of this client, found that they {how}. {typed}: rc = ipp.Client()   "
+        "and make its views again"
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Callable, Collection
 from concurrent.futures import Future
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from functools import wraps
 from pathlib import Path
 from types import ModuleType
@@ -17,8 +17,9 @@ from IPython.paths import get_ipython_dir
 from allranks.cluster import cluster
 from allranks.cluster.cluster import Cluster
 from allranks.cluster.features import ClusterContext, NotebookFeature
+from allranks.cluster.function_sources import add_sources
 from allranks.cluster.ipython_profile import profile_folder
-from allranks.errors import UsageError
+from allranks.errors import Report, UsageError
 from allranks.features.ipyparallel import client_requests
 from allranks.features.ipyparallel.blocking_calls import end_by_interrupt
 from allranks.features.ipyparallel.clients import RankClients
@@ -180,10 +181,41 @@ def _kill(ranks: Cluster, client: Any, targets: Any, block: bool) -> Future[list
     return None if block else told
 
 
+def _explaining_errors(plain: Callable[..., Any]) -> Callable[..., Any]:
+    """Adds to an error of a rank the sources of the notebook's functions, and that a replaced rank
+    may have lost a name, as a cell of the ranks says it.
+    """
+
+    @wraps(plain)
+    def unwrap(client: Any, content: dict[str, Any]) -> Any:
+        error = plain(client, content)
+        # In the client's thread: an exception would leave the request without an answer.
+        with suppress(Exception):
+            lines = [add_sources(error.traceback)]
+            if error.ename == NameError.__name__:
+                lines += _lost_names(client, error)
+            error.traceback = "\n\n".join(lines)
+        return error
+
+    return unwrap
+
+
+def _lost_names(client: Any, error: Any) -> list[str]:
+    # Here: scripts need no magics.
+    from allranks.magics.hints import where_names_are
+
+    ranks, rank = _ranks_of(client), error.engine_info["engine_id"]
+    replaced = () if ranks is None else ranks.roster.replaced
+    name, text = error.ename, error.evalue
+    report = Report(rank, "", "", name, text, (), None, source_line=text, waiting=False)
+    return where_names_are([report], (rank,), {}, replaced=replaced)
+
+
 _CHANGED: dict[str, Callable[[Any], Any]] = {
     "shutdown": _stopping_ranks,
     "wait": _waiting_for_cell,
     "send_signal": _reaching_ranks,
+    "_unwrap_exception": _explaining_errors,
 }
 
 
@@ -241,27 +273,32 @@ class NotebookClients(NotebookFeature):
 def _replace_dead(_result: object) -> None:
     """Replaces ranks that have died in a request of a view, or says how the user does it.
 
-    Else only the next cell for the ranks would, and further requests of views would fail.
+    Else only the next cell for the ranks would, and further requests of views would fail. The next
+    cell may begin with one, so the clients know all new engines first.
     """
     running = cluster.running()
     if running is None or running.roster.caller or not client_requests.are_followed(_key(running)):
         return
-    cells = running.cells
+    cells, roster = running.cells, running.roster
     with cells.turns.taken_if_free() as free:
         if not free:
             return  # a submitted call begins: it replaces them itself
-        known = {*running.roster.dead}
+        known = {*roster.dead}
         try:
             up = cells.is_up(print)
         except KeyboardInterrupt:  # IPython would show the code of this function
-            dead = running.roster.dead
+            dead = roster.dead
             then = f"; {label(dead)} will be replaced with the next cell" if dead else ""
             print(f"the wait was interrupted{then}")
             return
         if not up:
             print(running.lost_because)
-        elif {*running.roster.dead} - known:
+            return
+        if {*roster.dead} - known:
             print(f"{cells.connection.words.deaths_text()}. Type: {cells.hooks.replaces_ranks}")
+    new = {*roster.replaced} - roster.dead.keys()
+    with suppress(KeyboardInterrupt):
+        client_requests.await_engines(_key(running), {r: roster.hellos[r].engine for r in new})
 
 
 FEATURE = NotebookClients

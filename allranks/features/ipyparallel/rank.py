@@ -16,8 +16,10 @@ from functools import partial
 from typing import Any
 
 from allranks.collectives import world
+from allranks.collectives.calls import rank_state as fields
 from allranks.collectives.calls.sites import OURS, kind_of
 from allranks.engine.epochs import other_ranks
+from allranks.engine.exceptions import interrupted_wait
 from allranks.engine.features import RankContext, RankFeature
 from allranks.engine.interrupts import Interrupts
 from allranks.engine.kernel import LAST_ANSWER_SECONDS, KernelStart
@@ -57,7 +59,8 @@ class ClientRequests(RankFeature):
     need not wait for others.
 
     Requests that wait behind a failed one are not run. Other ranks may run them: there, a wait for
-    this rank ends. A request waits for a cell that came earlier, which may await.
+    this rank ends. So does a wait in a collective that this rank has left out of its part of the
+    call of a view. A request waits for a cell that came earlier, which may await.
     """
 
     def kernel(self, start: KernelStart) -> RankEngine:
@@ -76,6 +79,8 @@ class ClientRequests(RankFeature):
         #: Whether a request runs, and no cell: an awaited cell lets requests run.
         self._alone = False
         self._is_task = self._was_interrupted = False
+        #: The error whose traceback was the last before the request.
+        self._shown_before: BaseException | None = None
         self._execute, self._apply = kernel.do_execute, kernel.do_apply
         self._abort_queues, self._abort = kernel._abort_queues, kernel._send_abort_reply
         # ipykernel looks there for the main thread before it awaits.
@@ -93,19 +98,23 @@ class ClientRequests(RankFeature):
     ) -> None:
         await self._cell_ends()
         self._failed.clear()
+        self._shown_before = _last_shown()
         publish = partial(_publish, self._kernel, parent)
         with self._wire.output_for_client(publish) as alone, _like_a_cell(self._interrupts, alone):
             self._alone, self._epochs.in_request = alone, True
             self._is_task = _OF_A_TASK in parent["metadata"]
             this = world.current()
             this.request = 0 if self._is_task or not alone else _number_of(parent, this.rank)
+            this.part = _part_of(parent, this.request)
             try:
                 done = handle(stream, ident, parent)
                 if inspect.isawaitable(done):
                     await done
             finally:
                 self._epochs.in_request = False
-                this.request = 0
+                if this.part:
+                    this.board.put(fields.ENDED_PART, this.part)
+                this.request = this.part = 0
         publish(self._failed)
 
     async def _do_execute(self, *arguments: Any, **options: Any) -> dict[str, Any]:
@@ -149,6 +158,9 @@ class ClientRequests(RankFeature):
         this = world.current()
         self._epochs.note_use()
         if reply["status"] == "error":
+            shown = _last_shown()
+            if shown is not self._shown_before and (waited := interrupted_wait(shown, "request")):
+                reply["evalue"] = waited
             self._was_interrupted = reply["ename"] in _INTERRUPTED
             self._epochs.fail_request(
                 this.request, f"has failed in a request of a client ({reply['ename']})"
@@ -192,6 +204,11 @@ class ClientRequests(RankFeature):
         self._kernel.session.send(stream, "signal_reply", content, parent=parent, ident=ident)
 
 
+def _last_shown() -> BaseException | None:
+    """Returns the error whose traceback IPython has shown last."""
+    return getattr(sys, "last_value", None)
+
+
 def _number_of(parent: dict[str, Any], rank: int) -> int:
     """Returns a request's `RankState.request`.
 
@@ -203,6 +220,18 @@ def _number_of(parent: dict[str, Any], rank: int) -> int:
     if not count.isdecimal():
         return 0
     return zlib.crc32(client.encode()) << 32 | max(1, int(count) - (0 if broadcast else rank))
+
+
+def _part_of(parent: dict[str, Any], request: int) -> int:
+    """Returns the `RankState.part` of a request with this number.
+
+    Requests that a client has made of some ranks may have the numbers of others, but not their code
+    or function.
+    """
+    if not request:
+        return 0
+    code = parent["content"].get("code", "").encode() or b"".join(parent["buffers"][:1])
+    return (request & 0xFFFFFFFF) << 32 | zlib.crc32(code, request >> 32)
 
 
 @contextmanager

@@ -6,7 +6,13 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from allranks.engine.exceptions import has_succeeded, hint_of_mpi, is_outside_of_cell, report
+from allranks.engine.exceptions import (
+    has_succeeded,
+    hint_of_mpi,
+    interrupted_wait,
+    is_outside_of_cell,
+    report,
+)
 from allranks.records import code_names
 from allranks.records.ranks import Activity
 
@@ -72,3 +78,6 @@ def test_an_interrupt_of_a_wait_says_for_whom_the_rank_waited():
     found = report(interrupt, [], 1, "cpu", "")
     assert found.waiting
     assert found.message == "barrier waited for ranks 0, 2 when the cell was interrupted."
+    said = interrupted_wait(interrupt, "request")
+    assert said == "barrier waited for ranks 0, 2 when the request was interrupted."
+    assert interrupted_wait(None, "request") == ""

@@ -15,6 +15,7 @@ class Result:
 
     _fname = "f"
     msg_ids = ("request-0", "request-1")
+    errors = (("KeyboardInterrupt", "", "f() at line 3", {"engine_id": 1}),)
 
     def __init__(self, targets=None, reacts=True):
         self._client, self._targets, self._reacts = Client(), targets, reacts
@@ -32,7 +33,7 @@ class Result:
         return self._reacts
 
     def exception(self):
-        return SimpleNamespace(elist=[("KeyboardInterrupt", "", "f() at line 3", {})])
+        return SimpleNamespace(elist=self.errors)
 
 
 class Client:
@@ -71,6 +72,23 @@ def test_the_ranks_that_have_not_answered_are_interrupted_and_the_cell_ends(get)
         get(result)
     assert result._client.signals == [("SIGINT", [1], False)]
     assert told.value.text.startswith("f() at line 3\n")
+
+
+def test_it_says_for_whom_the_ranks_waited(get):
+    result, waited = Result(targets=[0, 1]), "allreduce waited for rank 2"
+    result.errors = [
+        ("KeyboardInterrupt", waited, "allreduce(1) at line 2", {"engine_id": 0}),
+        *Result.errors,
+    ]
+    with pytest.raises(CellInterrupted) as told:
+        get(result)
+    assert told.value.text.startswith(f"f() at line 3\n\nrank 0: {waited}\n\nCellInterrupted: ")
+    of_one = SimpleNamespace(evalue=waited, traceback="at line 2", engine_info={"engine_id": 0})
+    of_one.ename = "KeyboardInterrupt"
+    result.exception = lambda: of_one
+    with pytest.raises(CellInterrupted) as told:
+        get(result)
+    assert told.value.text.startswith(f"at line 2\n\nrank 0: {waited}\n\nCellInterrupted: ")
 
 
 def test_a_broadcast_view_has_one_request_for_all_of_its_ranks(get):

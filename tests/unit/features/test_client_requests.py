@@ -12,6 +12,7 @@ from traitlets import HasTraits
 
 from allranks.errors import UsageError
 from allranks.features.ipyparallel import client_requests
+from allranks.features.ipyparallel.rank import _number_of, _part_of
 
 
 class Client:
@@ -115,6 +116,42 @@ CALLS = {
 }
 
 
+def sent(client):
+    """The requests that a client has made, with the rank of each."""
+    ranks, requests = {"engine-0": 0, "engine-1": 1}, []
+
+    def send(_, message, buffers, ident, **__):
+        requests.append((ranks[ident.decode()], {**message, "buffers": buffers or []}))
+
+    client.session.send = send
+    while client.calls:
+        client.calls.pop(0)()
+    return requests
+
+
+def f():
+    return 1
+
+
+PARTS = {
+    "a function": (lambda client: client[:].apply_async(f), True),
+    "code": (lambda client: client[:].execute("1"), True),
+    "requests of their own": (
+        lambda client: [client[0].execute("1"), client[1].execute("2")],
+        False,
+    ),
+}
+
+
+@pytest.mark.parametrize(("calls", "are_one"), PARTS.values(), ids=PARTS.keys())
+def test_the_parts_of_one_call_of_a_view_have_one_number(unconnected, calls, are_one):
+    calls(unconnected)
+    calls(unconnected)
+    numbers = [_part_of(one, _number_of(one, rank)) for rank, one in sent(unconnected)]
+    assert (numbers[0] == numbers[1]) == (numbers[2] == numbers[3]) == are_one
+    assert numbers[0] != numbers[2]
+
+
 @pytest.fixture
 def unconnected():
     made = Unconnected()
@@ -127,7 +164,7 @@ def test_requests_fail_at_once_when_the_ranks_end(unconnected, call):
     before = call(unconnected)
     signal = unconnected.send_signal(0, block=False)
     unconnected.calls.clear()  # what is sent
-    client_requests.end([unconnected], "they have ended")
+    client_requests.end([unconnected], lambda: "they have ended")
     assert not before.ready()  # only the client's own thread decides
     for made in unconnected.calls:
         made()
@@ -140,6 +177,17 @@ def test_requests_fail_at_once_when_the_ranks_end(unconnected, call):
         call(unconnected)
 
 
+IDS = {"its ids": lambda client: client.ids, "its number": len, "its views": list}
+
+
+@pytest.mark.parametrize("reads", IDS.values(), ids=IDS.keys())
+def test_a_client_without_ranks_does_not_seem_to_have_none(unconnected, reads):
+    assert reads(unconnected)
+    client_requests.end([unconnected], lambda: "they have ended")
+    with pytest.raises(UsageError, match="they have ended"):
+        reads(unconnected)
+
+
 def test_the_end_of_the_ranks_is_not_that_of_other_clients(client):
     other = Client()
     other._config = {"key": "others'"}
@@ -150,6 +198,6 @@ def test_the_end_of_the_ranks_is_not_that_of_other_clients(client):
 def test_ranks_that_a_client_has_lost_are_looked_at_after_a_cell(unconnected):
     unconnected._config = {"key": "ours"}
     client_requests.follow(unconnected)
-    client_requests.end([unconnected], "they have ended")
+    client_requests.end([unconnected], lambda: "they have ended")
     assert client_requests.are_followed("ours")
     assert not client_requests.are_followed("those of a restart")

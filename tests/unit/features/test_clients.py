@@ -1,10 +1,11 @@
 """Which ranks ``ipp.Client(…)`` connects to."""
 
 import json
+import re
 import signal
 import socket
 import subprocess
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from types import SimpleNamespace
 
 import pytest
@@ -208,6 +209,24 @@ def test_clients_end_with_their_ranks_and_say_why(followed, end, why):
     assert followed._closed
 
 
+ADVICE = [
+    (None, "Type first: %distributed start   Then type: rc = ipp.Client()   and make"),
+    ("other ranks", "Type: rc = ipp.Client()   and make"),
+]
+
+
+@pytest.mark.parametrize(("running", "says"), ADVICE, ids=["none", "others"])
+def test_a_client_without_ranks_says_what_to_type_now(monkeypatch, followed, running, says):
+    ranks = ClusterContext(2, lambda *_: None, starts_ranks=True)
+    RankClients(ranks)
+    (hear,) = ranks.listeners
+    hear(Controller({"key": "ours"}, {}), None)
+    ranks.at_end.close()
+    monkeypatch.setattr(cluster, "session", SimpleNamespace(running=running))
+    with pytest.raises(UsageError, match=re.escape(f"ended. {says} its views again")):
+        followed._send()
+
+
 def test_a_client_outlives_that_another_notebook_has_its_ranks(followed):
     ranks = ClusterContext(2, lambda *_: None, starts_ranks=True)
     RankClients(ranks)
@@ -292,6 +311,54 @@ def test_a_client_that_is_to_end_all_engines_stops_the_ranks(monkeypatch, follow
         followed._config = {"key": "others'"}
         followed.shutdown(hub=True)
     assert calls == [*does, (("all", False, True), {})]
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_client_says_what_a_replaced_rank_may_have_lost(monkeypatch, followed, rank):
+    plain_calls(monkeypatch, "send_signal")
+    cluster.session.running.roster = SimpleNamespace(replaced=(1,))
+    content = {"ename": "NameError", "evalue": "name 'model' is not defined"}
+    content |= {"traceback": ["NameError"], "engine_info": {"engine_id": rank}}
+    with ExitStack() as undo:
+        ClientPatch(undo)
+        said = followed._unwrap_exception(content).traceback
+    lost = "rank 1 was replaced, and lacks what cells had made before. If a cell made model then, "
+    assert said == ("NameError" if rank == 0 else f"NameError\n\n{lost}run it again.")
+
+
+class Registrations(list):
+    """What a client calls when engines register; the one that is awaited does so at once."""
+
+    def __init__(self, register):
+        self.register = register
+
+    def append(self, callback):
+        super().append(callback)
+        self.register()
+
+
+def test_a_cell_that_replaced_a_rank_ends_when_the_clients_know_the_new_engine(
+    monkeypatch, followed
+):
+    plain_calls(monkeypatch, "send_signal")
+    ranks = cluster.session.running
+    hellos = {rank: SimpleNamespace(engine=f"{rank} of process 2") for rank in range(2)}
+    ranks.roster = SimpleNamespace(caller=0, dead={}, replaced=(), hellos=hellos)
+
+    def replace(tell):
+        ranks.roster.replaced = (1,)
+        return True
+
+    ranks.cells.is_up = replace
+    ranks.cells.turns = SimpleNamespace(taken_if_free=lambda: nullcontext(True))
+    registered = {"content": {"id": 1, "uuid": hellos[1].engine}}
+    followed._registration_callbacks = []
+    followed._trait_values["_registration_callbacks"] = Registrations(
+        lambda: followed._register_engine(registered)
+    )
+    notebook._replace_dead(None)
+    assert followed._engines[1] == hellos[1].engine
+    assert followed._registration_callbacks == []
 
 
 def test_files_are_removed_at_the_end_and_not_written_after_it(security):
