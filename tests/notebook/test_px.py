@@ -456,14 +456,6 @@ def test_a_rank_that_has_failed_is_not_waited_for(px):
     px.run("%%px\nprint(allreduce(1, Sum))").says("[stdout:0] 2", "[stdout:1] 2")
 
 
-def test_a_rank_that_has_left_out_a_collective_of_a_view_is_not_waited_for(px):
-    px.run("def missing():\n    if rank == 0: return float(allreduce(rank))").ok()
-    px.run("view.apply_sync(missing)").says(
-        "RankLeft", "finished the request without calling allreduce(Average); rank 0 waits"
-    )
-    px.run("%%px\nprint(allreduce(1, Sum))").says("[stdout:0] 2", "[stdout:1] 2")
-
-
 @pytest.mark.parametrize("magic", ["%%px", "%%distributed"])
 def test_what_follows_a_failed_request_does_not_receive_its_messages(px, magic):
     sends = "if rank == 0: comm.send({!r}, 1)\nelse: {}"

@@ -46,12 +46,11 @@ ASKS = (
     Activity("paused", "paused in the debugger"),
 )
 """What a rank does that waits for a person, by its word `ASKING`."""
-PORTS, REQUEST, RENEWING, OTHER_TAG, WANTED_TAG, ENDED_PART = range(24, 30)
+PORTS, REQUEST, RENEWING, OTHER_TAG, WANTED_TAG = range(24, 29)
 """The ports on which the rank's MPI listens, 16 bits each; the last request of a client that has
 failed there, or was not run, as `RankState.request` has it; the epoch + 1 from which the rank waits
 for the next one. Of a receive that waits: the source, + 1, and in the lower 32 bits the tag of a
-message with another tag that has come, and the tag for which it waits. The last request of a client
-that has ended there, as `RankState.part` has it."""
+message with another tag that has come, and the tag for which it waits."""
 REASON, WHERE, LINE, WAITING, BROKE = range(5)
 """Texts. They name lines by file and number (`Site.place`), because pages of other hosts cross the
 network; readers add the source (`with_source`)."""
@@ -328,9 +327,6 @@ class RankState:
         self.request = 0
         """The request of a client that the rank runs, by a number that all ranks have for it: 32
         bits for the client, and 32 that grow with each request. 0 for none."""
-        self.part = 0
-        """The same, by a number that is that of no other code: where two ranks have it, they run
-        their parts of one call of a view. 0 for none."""
         self.epoch = 0
         self.joined_epoch = 0
         """The epoch in which this process took the place of a dead rank; 0 if it did not."""
@@ -568,13 +564,6 @@ class RankState:
         last = self.board.get(rank, REQUEST)
         return self.request > 0 and last >> 32 == self.request >> 32 and last >= self.request
 
-    def omission(self, rank: int, call: Call) -> tuple[int, str] | None:
-        """Why a rank makes no collective call any more for which a client's request waits here, as
-        `departure`. What it has posted may go on, and a message may come in its next request.
-        """
-        ended = self.part > 0 and self.board.get(rank, ENDED_PART) == self.part
-        return (1, "finished the request") if ended and call.every else None
-
     def has_repeated(self, call: Call) -> bool:
         """Whether a call of the same line has ended in this scope: all members made it too."""
         return False
@@ -597,8 +586,7 @@ class RankState:
                 f"The cell runs on {label(sorted(runs))} only, the other ranks take no part. "
                 f"Run it on all ranks (%%distributed without -r), or {other}."
             )
-        failed = bool(self.board.get(rank, FAILED)) and not self.request  # in its last cell
-        if self.has_failed(rank) or (failed and INTERRUPTED not in why):
+        if self.has_failed(rank) or (self.board.get(rank, FAILED) and INTERRUPTED not in why):
             return f"Correct the error of rank {rank}."
         return ""
 

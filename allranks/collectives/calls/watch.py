@@ -139,7 +139,7 @@ class Watch:
             why = why or own.refusal(rank, call)
             if why is not None:
                 awaited = call.missing() or call.unfinished()
-            elif (why := own.renewal(rank) or own.omission(rank, call)) is not None:
+            elif (why := own.renewal(rank)) is not None:
                 awaited = call.missing()  # read last, as the states of all members take long
             else:
                 continue

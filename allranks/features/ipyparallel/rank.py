@@ -16,7 +16,6 @@ from functools import partial
 from typing import Any
 
 from allranks.collectives import world
-from allranks.collectives.calls import rank_state as fields
 from allranks.collectives.calls.sites import OURS, kind_of
 from allranks.engine.epochs import other_ranks
 from allranks.engine.exceptions import interrupted_wait
@@ -59,8 +58,7 @@ class ClientRequests(RankFeature):
     need not wait for others.
 
     Requests that wait behind a failed one are not run. Other ranks may run them: there, a wait for
-    this rank ends. So does a wait in a collective that this rank has left out of its part of the
-    call of a view. A request waits for a cell that came earlier, which may await.
+    this rank ends. A request waits for a cell that came earlier, which may await.
     """
 
     def kernel(self, start: KernelStart) -> RankEngine:
@@ -105,16 +103,13 @@ class ClientRequests(RankFeature):
             self._is_task = _OF_A_TASK in parent["metadata"]
             this = world.current()
             this.request = 0 if self._is_task or not alone else _number_of(parent, this.rank)
-            this.part = _part_of(parent, this.request)
             try:
                 done = handle(stream, ident, parent)
                 if inspect.isawaitable(done):
                     await done
             finally:
                 self._epochs.in_request = False
-                if this.part:
-                    this.board.put(fields.ENDED_PART, this.part)
-                this.request = this.part = 0
+                this.request = 0
         publish(self._failed)
 
     async def _do_execute(self, *arguments: Any, **options: Any) -> dict[str, Any]:
@@ -220,18 +215,6 @@ def _number_of(parent: dict[str, Any], rank: int) -> int:
     if not count.isdecimal():
         return 0
     return zlib.crc32(client.encode()) << 32 | max(1, int(count) - (0 if broadcast else rank))
-
-
-def _part_of(parent: dict[str, Any], request: int) -> int:
-    """Returns the `RankState.part` of a request with this number.
-
-    Requests that a client has made of some ranks may have the numbers of others, but not their code
-    or function.
-    """
-    if not request:
-        return 0
-    code = parent["content"].get("code", "").encode() or b"".join(parent["buffers"][:1])
-    return (request & 0xFFFFFFFF) << 32 | zlib.crc32(code, request >> 32)
 
 
 @contextmanager

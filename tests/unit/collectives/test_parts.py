@@ -18,7 +18,6 @@ from allranks.collectives.calls.rank_state import (
     ASKING,
     BROKE,
     BROKEN,
-    ENDED_PART,
     ENTERED,
     FAILED,
     INPUT,
@@ -318,25 +317,6 @@ def test_a_wait_in_a_clients_request_ends_if_it_or_an_earlier_one_has_failed_els
         assert state.departure(1) == (0, "has failed in this request, or in one before it")
     state.request = 0  # a cell
     assert state.departure(1) is None
-
-
-def test_a_collective_in_a_clients_request_ends_where_another_part_of_it_has_ended():
-    pages = mmap.mmap(-1, Board.nbytes(2))
-    state, other = RankState(0, (0, 0), Board(pages, (0, 1), 0)), Board(pages, (0, 1), 1)
-    state.refusal = lambda *_: None
-    collective = SimpleNamespace(every=True, missing=lambda: (1,))
-    posted = SimpleNamespace(every=True, missing=lambda: ())
-    receive = SimpleNamespace(every=False, missing=lambda: (1,))
-    watch, waited = Watch(state), (1, 1, "finished the request")
-    state.request = state.part = 7
-    other.put(FAILED, 1)  # in a cell before
-    assert watch._left(collective, (1,)) == []
-    other.put(ENDED_PART, 7)
-    assert watch._left(collective, (1,)) == [waited]
-    assert state.advice(1, waited[-1]) == ""
-    assert watch._left(posted, (1,)) == watch._left(receive, (1,)) == []  # may come later
-    state.part = 8
-    assert watch._left(collective, (1,)) == []
 
 
 def test_a_wait_in_a_clients_request_ends_if_the_process_of_a_rank_of_this_host_has_ended():

@@ -12,7 +12,6 @@ from traitlets import HasTraits
 
 from allranks.errors import UsageError
 from allranks.features.ipyparallel import client_requests
-from allranks.features.ipyparallel.rank import _number_of, _part_of
 
 
 class Client:
@@ -114,42 +113,6 @@ CALLS = {
     "any rank": lambda client: client.load_balanced_view().map_async(abs, [1, 2]),
     "a tree": lambda client: client.broadcast_view().apply_async(abs, 1),
 }
-
-
-def sent(client):
-    """The requests that a client has made, with the rank of each."""
-    ranks, requests = {"engine-0": 0, "engine-1": 1}, []
-
-    def send(_, message, buffers, ident, **__):
-        requests.append((ranks[ident.decode()], {**message, "buffers": buffers or []}))
-
-    client.session.send = send
-    while client.calls:
-        client.calls.pop(0)()
-    return requests
-
-
-def f():
-    return 1
-
-
-PARTS = {
-    "a function": (lambda client: client[:].apply_async(f), True),
-    "code": (lambda client: client[:].execute("1"), True),
-    "requests of their own": (
-        lambda client: [client[0].execute("1"), client[1].execute("2")],
-        False,
-    ),
-}
-
-
-@pytest.mark.parametrize(("calls", "are_one"), PARTS.values(), ids=PARTS.keys())
-def test_the_parts_of_one_call_of_a_view_have_one_number(unconnected, calls, are_one):
-    calls(unconnected)
-    calls(unconnected)
-    numbers = [_part_of(one, _number_of(one, rank)) for rank, one in sent(unconnected)]
-    assert (numbers[0] == numbers[1]) == (numbers[2] == numbers[3]) == are_one
-    assert numbers[0] != numbers[2]
 
 
 @pytest.fixture
