@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import Any
 
 from allranks.cluster.cell_run import CellRun
@@ -14,7 +14,7 @@ from allranks.cluster.failures import NEXT_CELL, death_lines, plain
 from allranks.cluster.renewal import await_abandoned
 from allranks.cluster.state import NotRecovered, Seating, StartsAgain, TookPlaces
 from allranks.countdown import Countdown
-from allranks.errors import CellFailed, ClusterLost
+from allranks.errors import CellFailed, CellInterrupted, ClusterLost
 from allranks.features.heal.recovered import text_of, text_of_kept, text_of_new
 from allranks.features.heal.recovery import (
     Ask,
@@ -49,6 +49,9 @@ def replace_after(ranks: Connection, run: CellRun) -> str:
         run.view.notice(text)
         run.view.refresh()
 
+    # The replacement gives up on a rank that is long in another request. An interrupt ends these.
+    with suppress(KeyboardInterrupt, CellInterrupted):
+        ranks.await_clients(ranks.roster.alive, tell)
     dead = set(ranks.roster.dead)
     try:
         said, _ = replace(ranks, tell)  # an interrupt concerns the cell, which has ended

@@ -7,9 +7,9 @@ earlier request has done, the notebook sends it when the ranks have answered.
 from __future__ import annotations
 
 import inspect
-import threading
 import weakref
 from collections.abc import Callable, Collection, Iterable, Mapping
+from queue import Empty, SimpleQueue
 from typing import Any, NoReturn
 
 from allranks.errors import UsageError
@@ -114,18 +114,23 @@ def _knows(client: Any, engines: Mapping[int, str]) -> bool:
 
 
 def _comes_to_know(client: Any, engines: Mapping[int, str]) -> bool:
-    known = threading.Event()
+    # Not an event, whose wait is Python: an interrupt in it would leave the event's lock held, for
+    # which the thread of the client would wait.
+    known: SimpleQueue[None] = SimpleQueue()
 
     def look(_: object = None) -> None:  # in the thread of the client
         if _knows(client, engines):
-            known.set()
+            known.put(None)
 
     client._registration_callbacks.append(look)
     try:
         look()  # it may have been registered before
-        return known.wait(_REGISTER_SECONDS)
+        known.get(timeout=_REGISTER_SECONDS)
+    except Empty:
+        return False
     finally:
         client._registration_callbacks.remove(look)
+    return True
 
 
 class _NoIds(list[int]):

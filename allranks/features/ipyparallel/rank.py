@@ -110,6 +110,7 @@ class ClientRequests(RankFeature):
             finally:
                 self._epochs.in_request = False
                 this.request = 0
+                self._shown_before = None  # it has the variables of its frames
         publish(self._failed)
 
     async def _do_execute(self, *arguments: Any, **options: Any) -> dict[str, Any]:

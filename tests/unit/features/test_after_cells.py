@@ -24,7 +24,7 @@ def end_cell(monkeypatch, capsys):
         followed=True,
         presses=False,
     ):
-        roster = SimpleNamespace(caller=caller, dead=dict.fromkeys(known))
+        roster = SimpleNamespace(caller=caller, dead=dict.fromkeys(known), replaced=())
 
         def is_up(tell):
             roster.dead |= {} if dies is None or replaces == "on" else {dies: None}
