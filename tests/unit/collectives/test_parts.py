@@ -246,14 +246,19 @@ def test_ranks_that_wait_for_a_person_are_reported_with_what_they_do(asking, doi
     assert said[0].startswith(f"barrier at f.py:2 waits for {doing}")
 
 
-def test_a_rank_whose_data_move_waits_for_no_other():
-    pages = mmap.mmap(-1, Board.nbytes(2))
-    state = RankState(0, (0, 0), Board(pages, (0, 1), 0))
+def in_a_call(rank, title, **fields):
+    """One of two ranks, and a call in which it waits."""
+    state = RankState(rank, (0, 0), Board(mmap.mmap(-1, Board.nbytes(2)), (0, 1), rank))
     call = SimpleNamespace(
-        spec=SimpleNamespace(title="allreduce"),
+        spec=SimpleNamespace(title=title),
         site=SimpleNamespace(place="f.py:2"),
-        **{"started": 0.0, "stage": 0, "late": None, "ordered": True, "patience": lambda: 0.0},
+        **{"started": 0.0, "stage": 0, "late": None, "patience": lambda: 0.0, **fields},
     )
+    return state, call
+
+
+def test_a_rank_whose_data_move_waits_for_no_other():
+    state, call = in_a_call(0, "allreduce", ordered=True)
     watch = Watch(state)
     watch._publish(call, (1,), 0.1, 1)
     assert state.doing.waits_for == "rank 1"
@@ -263,14 +268,8 @@ def test_a_rank_whose_data_move_waits_for_no_other():
 
 def test_a_rank_that_has_given_up_a_wait_still_shows_the_tag_of_the_message_that_had_come():
     # Another rank that finds the same deadlock may read it then.
-    pages = mmap.mmap(-1, Board.nbytes(2))
-    state = RankState(1, (0, 0), Board(pages, (0, 1), 1))
-    call = SimpleNamespace(
-        spec=SimpleNamespace(title="comm.recv"),
-        site=SimpleNamespace(place="f.py:2"),
-        other_tag=lambda: OtherTag(1, 0, sent=1, wanted=2),
-        **{"started": 0.0, "stage": 0, "late": None, "ordered": False, "patience": lambda: 0.0},
-    )
+    other_tag = OtherTag(1, 0, sent=1, wanted=2)
+    state, call = in_a_call(1, "comm.recv", ordered=False, other_tag=lambda: other_tag)
     watch = Watch(state)
     watch._publish(call, (0,), 0.1, 1)
     watch._publish_other_tag(call)
