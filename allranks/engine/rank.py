@@ -214,6 +214,7 @@ class Rank:
             refuse = partial(_for_the_notebook, name)
             # No lines: a cell that consists of ``rank`` would be one, by IPython's automagic.
             shell.register_magic_function(refuse, "cell", name)
+        _refuse_own_extensions(shell)
         setattr(shell, "enable_gui", _no_windows)  # noqa: B010  a method, to mypy
         setattr(shell, "set_next_input", _no_next_input)  # noqa: B010
         take_turns(shell, self._config.session_dir)
@@ -552,6 +553,19 @@ def _for_the_notebook(name: str, line: str, cell: str | None = None) -> None:
         f"expected code for the ranks, found {magic}, which is a magic of the notebook. "
         "Type it in a cell of its own"
     )
+
+
+def _refuse_own_extensions(shell: Any) -> None:
+    manager = shell.extension_manager
+    load = manager.load_extension
+
+    def load_extension(name: str) -> str | None:
+        if name.partition(".")[0] == "allranks":
+            _for_the_notebook(f"load_ext {name}", "")
+        found: str | None = load(name)
+        return found
+
+    manager.load_extension = load_extension
 
 
 def _print_page(_shell: Any, data: Any, start: int = 0, screen_lines: int = 0) -> None:
