@@ -15,6 +15,7 @@ import traceback
 import types
 from asyncio import ensure_future, wait
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from contextvars import Context, copy_context
 from functools import partial
 from operator import itemgetter
 from time import monotonic
@@ -111,6 +112,8 @@ class Rank:
         self._loop: asyncio.AbstractEventLoop | None = None
         #: The last cell.
         self._task: asyncio.Task[None] | None = None
+        #: The context variables as the last cell has left them, as numpy's options.
+        self._context: Context | None = None
         self._mpi_ports: list[int] = []
         self._meets = False
         """Whether this rank is in a step that all ranks do together, between two cells."""
@@ -329,7 +332,7 @@ class Rank:
     def _submit(self, cell: RunCell, run: Callable[[], Awaitable[Replies]]) -> None:
         assert self._loop is not None
         # This is the thread of the wire; cells run in the main thread.
-        self._loop.call_soon_threadsafe(self._start_cell, cell, run)
+        self._loop.call_soon_threadsafe(self._start_cell, cell, run, context=self._context)
 
     def _start_cell(self, cell: RunCell, run: Callable[[], Awaitable[Replies]]) -> None:
         running = self._run_cell(cell, run)
@@ -345,7 +348,10 @@ class Rank:
 
     async def _run_of_all(self, cell: RunCell, payloads: list[bytes]) -> Replies:
         self._epochs.enter()
-        return await self._runner.run(cell, payloads)
+        try:
+            return await self._runner.run(cell, payloads)
+        finally:
+            self._context = copy_context()
 
     async def _run_cell(self, cell: RunCell, run: Callable[[], Awaitable[Replies]]) -> None:
         self._running[self.rank] = cell.number
