@@ -51,6 +51,7 @@ from allranks.magics.shell import (
 )
 from allranks.records import ranks as rank_lists
 from allranks.records import requests
+from allranks.records.deferred import interruptible
 from allranks.records.ranks import label
 from allranks.records.ranks import parse as parse_ranks
 from allranks.widgets.cell_history import CellHistory, compared, export, is_number
@@ -238,7 +239,9 @@ class DistributedMagics(Magics):
         if died is None:
             sent.ended = True
             if sent.options.out is not None:
-                self.shell.user_ns[sent.options.out] = sent.run.values()
+                # A value may import a library to be unpickled.
+                with short_interrupts(self.session, _UNREAD), interruptible():
+                    self.shell.user_ns[sent.options.out] = sent.run.values()
             return
         commit = sent.cluster.roster.goes_on
         if not commit or sent.run.presses or sent.commits.count(commit) == _MOST_TIMES:
@@ -429,4 +432,5 @@ class DistributedMagics(Magics):
 
 _LOG_NBYTES = 8192
 _MOST_TIMES = 3
+_UNREAD = "the cell has run, and reading its values was interrupted"
 _GOES_ON = "The cell runs again, and its training continues from its last commit."
