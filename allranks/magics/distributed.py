@@ -51,7 +51,6 @@ from allranks.magics.shell import (
 )
 from allranks.records import ranks as rank_lists
 from allranks.records import requests
-from allranks.records.deferred import interruptible
 from allranks.records.ranks import label
 from allranks.records.ranks import parse as parse_ranks
 from allranks.widgets.cell_history import CellHistory, compared, export, is_number
@@ -239,8 +238,7 @@ class DistributedMagics(Magics):
         if died is None:
             sent.ended = True
             if sent.options.out is not None:
-                # A value may import a library to be unpickled.
-                with short_interrupts(self.session, _UNREAD), interruptible():
+                with short_interrupts(self.session, _UNREAD):
                     self.shell.user_ns[sent.options.out] = sent.run.values()
             return
         commit = sent.cluster.roster.goes_on
