@@ -336,6 +336,8 @@ class RankState:
         self.request = 0
         """The request of a client that the rank runs, by a number that all ranks have for it: 32
         bits for the client, and 32 that grow with each request. 0 for none."""
+        self.in_request = False
+        """Whether the rank runs a request of a client, and no cell."""
         self.epoch = 0
         self.joined_epoch = 0
         """The epoch in which this process took the place of a dead rank; 0 if it did not."""

@@ -16,9 +16,10 @@ from IPython.paths import get_ipython_dir
 
 from allranks.cluster import cluster
 from allranks.cluster.cluster import Cluster
-from allranks.cluster.features import ClusterContext, NotebookFeature
+from allranks.cluster.features import CellContext, ClusterContext, NotebookFeature
 from allranks.cluster.function_sources import add_sources
 from allranks.cluster.ipython_profile import profile_folder
+from allranks.countdown import Countdown
 from allranks.errors import Report, UsageError
 from allranks.features.ipyparallel import client_requests
 from allranks.features.ipyparallel.blocking_calls import end_by_interrupt
@@ -31,12 +32,16 @@ from allranks.features.ipyparallel.connection_files import (
 )
 from allranks.features.ipyparallel.px_results import in_background
 from allranks.post_import import PostImportHook
+from allranks.records import requests
 from allranks.records.ranks import label
+from allranks.records.wire import Answer
 
 #: Arguments of ipyparallel's ``Client`` that name the file of one cluster.
 _NAMES_FILE = ("url_file", "url_or_file", "cluster_id")
 #: Arguments that choose the folder with the files.
 _CHOOSES_FOLDER = ("profile", "profile_dir", "ipython_dir")
+#: A cell that has not begun by then is asked for.
+_HELD_SECONDS = 2.0
 #: What holds cells from the first client on.
 _REQUEST = "a request of an ipyparallel client"
 _INTERRUPT, _KILL = ("SIGINT", signal.SIGINT), ("SIGKILL", signal.SIGKILL)
@@ -227,6 +232,37 @@ def _profile(options: dict[str, Any]) -> Path:
     return Path(place, f"profile_{options.get('profile') or 'default'}")
 
 
+class _HeldCell:
+    """Says, once, which ranks cannot begin a cell because a client of another notebook holds them.
+
+    Those of this notebook are awaited before the cell is sent.
+    """
+
+    def __init__(self, cell: CellContext) -> None:
+        self._cell = cell
+        self._asks_within: Countdown | None = Countdown(_HELD_SECONDS)
+        #: The ranks that have answered that a client holds them, now and at the look before.
+        self._held, self._known = set[int](), set[int]()
+
+    def look(self) -> bool:
+        if self._asks_within is not None and self._asks_within.left() <= 0:
+            self._asks_within = None
+            self._cell.ask_soon(requests.STATUS, {}, self._take_status, self._cell.pending())
+        elif self._held != self._known:  # others may be about to answer
+            self._known = {*self._held}
+        elif self._held:
+            self._cell.notice(
+                f"{label(sorted(self._held))} must first answer {_REQUEST} of another notebook; "
+                "interrupt to leave the cell out"
+            )
+            self._held, self._known = set(), set()
+        return False
+
+    def _take_status(self, answer: Answer) -> None:
+        if answer.content.get("request") and answer.rank in self._cell.pending():
+            self._held.add(answer.rank)
+
+
 class NotebookClients(NotebookFeature):
     """Patches ``Client`` as long as the extension is loaded, and names its magics in hints."""
 
@@ -241,6 +277,10 @@ class NotebookClients(NotebookFeature):
             return self._clients.information
         self.holds_cells = _REQUEST
         return self._clients.client()
+
+    def cell_started(self) -> None:
+        if (cell := self.cell) is not None and cell.shown:
+            cell.poll(_HeldCell(cell).look)
 
     def unanswered(self, engines: Collection[str]) -> Collection[str]:
         return {one for waits in client_requests.unanswered(engines).values() for one in waits}

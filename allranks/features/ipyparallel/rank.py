@@ -102,13 +102,14 @@ class ClientRequests(RankFeature):
             self._alone, self._epochs.in_request = alone, True
             self._is_task = _OF_A_TASK in parent["metadata"]
             this = world.current()
+            this.in_request = alone
             this.request = 0 if self._is_task or not alone else _number_of(parent, this.rank)
             try:
                 done = handle(stream, ident, parent)
                 if inspect.isawaitable(done):
                     await done
             finally:
-                self._epochs.in_request = False
+                self._epochs.in_request = this.in_request = False
                 this.request = 0
                 self._shown_before = None  # it has the variables of its frames
         publish(self._failed)
