@@ -31,6 +31,8 @@ class LineReporter(threading.Thread):
         self.board, self.rank, self.thread = board, rank, thread
         self.also: list[Callable[[], object]] = []
         """Further functions to call while the main thread is busy."""
+        self.is_idle: Callable[[], bool] = lambda: False
+        """Whether the main thread waits for something to run."""
         self._stopped = threading.Event()
 
     def run(self) -> None:
@@ -44,7 +46,7 @@ class LineReporter(threading.Thread):
         if asked == self.board.get(self.rank, fields.ANSWERED):
             return
         frame = frames.frames_of_threads().get(self.thread)
-        self.board.write(fields.LINE, of_frame(frame).place)
+        self.board.write(fields.LINE, "" if self.is_idle() else of_frame(frame).place)
         self.board.put(fields.ANSWERED, asked or time.time_ns())
 
     def stop(self) -> None:
@@ -139,7 +141,7 @@ class Watch:
             why = why or own.refusal(rank, call)
             if why is not None:
                 awaited = call.missing() or call.unfinished()
-            elif (why := own.renewal(rank)) is not None:
+            elif (why := own.renewal(rank) or own.omission(rank, call)) is not None:
                 awaited = call.missing()  # read last, as the states of all members take long
             else:
                 continue
@@ -214,7 +216,8 @@ class Watch:
         said = f"{call.spec.title} needs {call.needs}: rank {rank} {why}."
         if why.startswith("finished ") and call.every and rank not in sites and waiting:
             verb = "waits" if len(waiting) == 1 else "wait"
-            again = " again" if self.own.has_repeated(call) else ""
+            repeated = self.own.has_repeated(call) and not self.own.request  # else in another one
+            again = " again" if repeated else ""
             said = (
                 f"rank {rank} {why} without calling {call.spec.title}{again}; "
                 f"{label(waiting)} {verb} for it."
@@ -343,4 +346,6 @@ class Watch:
             if own.host_names and own.hosts[rank] != own.hosts[own.rank]:
                 why += f", or its host {own.host_names[rank]} cannot be reached"
             return f"does not answer: {why}"
-        return waits or f"is at {with_source(board.text(rank, fields.LINE))}"
+        line = board.text(rank, fields.LINE)
+        idle = "has nothing to run: no cell, and no request of a client"
+        return waits or (f"is at {with_source(line)}" if line else idle)

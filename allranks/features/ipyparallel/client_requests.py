@@ -7,8 +7,11 @@ earlier request has done, the notebook sends it when the ranks have answered.
 from __future__ import annotations
 
 import inspect
+import itertools
+import threading
 import weakref
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from queue import Empty, SimpleQueue
 from typing import Any, NoReturn
 
@@ -21,6 +24,8 @@ _given_up: set[str] = set()
 _ended: weakref.WeakSet[Any] = weakref.WeakSet()
 #: Engines for which clients have waited in vain.
 _missed: set[str] = set()
+_numbers = itertools.count(1)
+_call = threading.local()
 #: A rank is up some tenths of a second before its engine is registered.
 _REGISTER_SECONDS = 5.0
 #: What waits for ranks or sends to them: one of these is the first of each call of a client.
@@ -33,6 +38,22 @@ _USES_RANKS = (
 def follow(client: Any) -> None:
     """Includes the requests of a client from now on."""
     _clients.append(weakref.ref(client, _clients.remove))
+
+
+@contextmanager
+def in_blocking_call() -> Iterator[None]:
+    """Within, the requests of this thread are those of one call, whose answers it waits for."""
+    before = call_number()
+    _call.number = before or next(_numbers) & 0xFFFFFFFF
+    try:
+        yield
+    finally:
+        _call.number = before
+
+
+def call_number() -> int:
+    """Returns the number of the blocking call that this thread makes, 0 if it makes none."""
+    return getattr(_call, "number", 0)
 
 
 def are_followed(key: str | None) -> bool:

@@ -16,6 +16,7 @@ from functools import partial
 from typing import Any
 
 from allranks.collectives import world
+from allranks.collectives.calls import rank_state as fields
 from allranks.collectives.calls.sites import OURS, kind_of
 from allranks.engine.epochs import other_ranks
 from allranks.engine.exceptions import interrupted_wait
@@ -24,6 +25,7 @@ from allranks.engine.interrupts import Interrupts
 from allranks.engine.kernel import LAST_ANSWER_SECONDS, KernelStart
 from allranks.engine.transcript import Entry
 from allranks.features.ipyparallel.engine import RankEngine
+from allranks.features.ipyparallel.metadata import BLOCKING_CALL, NOTICE_OF
 
 _ERROR = ("ename", "evalue", "traceback")
 #: A request of a client, in place of the number of a cell.
@@ -58,7 +60,8 @@ class ClientRequests(RankFeature):
     need not wait for others.
 
     Requests that wait behind a failed one are not run. Other ranks may run them: there, a wait for
-    this rank ends. A request waits for a cell that came earlier, which may await.
+    this rank ends. So does a wait in a collective that this rank has left out of its part of a
+    blocking call of a view. A request waits for a cell that came earlier, which may await.
     """
 
     def kernel(self, start: KernelStart) -> RankEngine:
@@ -103,13 +106,19 @@ class ClientRequests(RankFeature):
             self._is_task = _OF_A_TASK in parent["metadata"]
             this = world.current()
             this.request = 0 if self._is_task or not alone else _number_of(parent, this.rank)
+            this.part = _part_of(parent, this.request)
+            this.board.put(fields.ENDED_PART, 0)
+            threads = {*threading.enumerate()}
             try:
                 done = handle(stream, ident, parent)
                 if inspect.isawaitable(done):
                     await done
             finally:
                 self._epochs.in_request = False
-                this.request = 0
+                # What it has posted, and its threads, may still make collective calls.
+                if not this.pending and threads.issuperset(threading.enumerate()):
+                    this.board.put(fields.ENDED_PART, this.part)
+                this.request = this.part = 0
                 self._shown_before = None  # it has the variables of its frames
         publish(self._failed)
 
@@ -218,6 +227,12 @@ def _number_of(parent: dict[str, Any], rank: int) -> int:
     return zlib.crc32(client.encode()) << 32 | max(1, int(count) - (0 if broadcast else rank))
 
 
+def _part_of(parent: dict[str, Any], request: int) -> int:
+    """Returns the `RankState.part` of a request with this number."""
+    call = parent["metadata"].get(BLOCKING_CALL, 0)
+    return request >> 32 << 32 | call if request and call else 0
+
+
 @contextmanager
 def _like_a_cell(interrupts: Interrupts, alone: bool) -> Iterator[None]:
     """Lets interrupts end a request, and lets it call collectives without a notice."""
@@ -268,6 +283,7 @@ def _from_function(shell: Any) -> Iterator[None]:
 def _publish(kernel: Any, parent: dict[str, Any], entries: list[Entry]) -> None:
     for kind, *rest in entries:
         content: dict[str, Any]
+        metadata = {}
         if kind in ("display", "update", "result"):
             name = {"display": "display_data", "update": "update_display_data"}.get(kind)
             content = {"data": rest[0], "metadata": rest[1], "transient": {}}
@@ -287,11 +303,14 @@ def _publish(kernel: Any, parent: dict[str, Any], entries: list[Entry]) -> None:
         elif kind in ("out", "err", "notice"):
             name = "stream"
             content = {"name": "stdout" if kind == "out" else "stderr", "text": rest[0]}
-            content["text"] += "\n" * (kind == "notice")
+            if kind == "notice":
+                content["text"] += "\n"
+                metadata[NOTICE_OF] = kernel.int_id
         else:
             continue
+        topic = kernel._topic(name)
         kernel.session.send(
-            kernel.iopub_socket, name, content, parent=parent, ident=kernel._topic(name)
+            kernel.iopub_socket, name, content, parent=parent, ident=topic, metadata=metadata
         )
 
 

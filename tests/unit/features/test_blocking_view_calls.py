@@ -1,0 +1,161 @@
+"""Which requests are the parts of one blocking call of a view, and whether they have ended."""
+
+import asyncio
+import mmap
+import threading
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from types import SimpleNamespace
+
+import pytest
+from ipyparallel.client.asyncresult import AsyncResult
+from ipyparallel.client.magics import ParallelMagics
+
+from allranks.collectives.calls.rank_state import ENDED_PART, Board, RankState
+from allranks.features.ipyparallel import rank as of_ranks
+from allranks.features.ipyparallel.notebook import ClientPatch
+from tests.unit.features.unconnected_client import Unconnected
+
+RANKS = {"engine-0": 0, "engine-1": 1}
+
+
+def parts_of(client):
+    """Returns the number of the call for each request that a client has made."""
+    found = []
+    for engine, message in client.send():
+        request = of_ranks._number_of(message, RANKS.get(engine, 0))
+        found.append(of_ranks._part_of(message, request))
+    return found
+
+
+@pytest.fixture
+def notebook(monkeypatch):
+    """Waits for results end at once there."""
+    monkeypatch.setattr(AsyncResult, "get", lambda *_: [])
+    monkeypatch.setattr(AsyncResult, "wait_for_output", lambda *_: True)
+    with ExitStack() as undo:
+        ClientPatch(undo)
+        yield
+
+
+def px(client):
+    view = client[:]
+    view.block = True
+    magics = ParallelMagics(SimpleNamespace(user_ns={}), view)
+    magics.parallel_execute("1", stream_output=False, progress_after=-1)
+
+
+BLOCKING = {
+    "a function": lambda client: client[:].apply_sync(abs, 1),
+    "code": lambda client: client[:].execute("1", block=True),
+    "code, by position": lambda client: client[:].execute("1", True, None, True),
+    "a view in another order": lambda client: client[[1, 0]].apply_sync(abs, 1),
+    "a view that blocks": lambda client: client[:].set_flags(block=True).apply(abs, 1),
+    "a tree": lambda client: client.broadcast_view().apply_sync(abs, 1),
+    "the magic": px,
+}
+
+
+@pytest.mark.usefixtures("notebook")
+@pytest.mark.parametrize("call", BLOCKING.values(), ids=BLOCKING.keys())
+def test_the_parts_of_a_blocking_call_have_one_number_that_no_other_call_has(call, monkeypatch):
+    monkeypatch.setattr(AsyncResult, "display_outputs", lambda *_: None)
+    clients = Unconnected(), Unconnected()
+    found = []
+    for client in (*clients, *clients):
+        call(client)
+        parts = parts_of(client)
+        assert len({*parts}) == 1
+        found.append(parts[0])
+    assert len({*found}) == 4
+    assert all(found)
+
+
+OTHERS = {
+    "a call that goes on": lambda client: client[:].apply_async(abs, 1),
+    "code that goes on": lambda client: client[:].execute("1"),
+    "the same, by position": (
+        lambda client: client[:].set_flags(block=True).execute("1", True, None, False)
+    ),
+    "a call for each rank": lambda client: client[:].map_sync(abs, [1, 2]),
+    "tasks": lambda client: client.load_balanced_view().map_sync(abs, [1, 2]),
+}
+
+
+@pytest.mark.usefixtures("notebook")
+@pytest.mark.parametrize("call", OTHERS.values(), ids=OTHERS.keys())
+def test_requests_whose_collectives_other_requests_may_complete_have_no_number(call):
+    client = Unconnected()
+    client[:].apply_sync(abs, 1)
+    parts_of(client)
+    call(client)
+    parts = parts_of(client)
+    assert len(parts) >= 2
+    assert not any(parts)
+
+
+def test_calls_of_two_notebooks_are_not_the_same():
+    one, other = (
+        {"metadata": {of_ranks.BLOCKING_CALL: 1}, "header": {"msg_id": f"{notebook}_7"}}
+        for notebook in ("one", "another")
+    )
+    parts = {of_ranks._part_of(each, of_ranks._number_of(each, 0)) for each in (one, other)}
+    assert len(parts) == 2
+
+
+class Rank(of_ranks.ClientRequests):
+    """The part of a rank that runs requests; ``state`` is published."""
+
+    def __init__(self):
+        self.state = RankState(0, (0,), Board(mmap.mmap(-1, Board.nbytes(1)), (0,), 0))
+        self.state.strays_reported = False
+        self._failed, self._kernel = [], None
+        self._epochs = SimpleNamespace(in_request=False)
+        self._interrupts = SimpleNamespace(hear=lambda: None, hear_no_more=lambda: None)
+        self._wire = SimpleNamespace(output_for_client=self._output)
+        self.awaited = False
+
+    async def _cell_ends(self):
+        pass
+
+    @contextmanager
+    def _output(self, _publish):
+        yield not self.awaited
+
+    def run(self, does=lambda: None, call=0, **metadata):
+        """Runs a request, and returns the part that has ended."""
+        metadata |= {of_ranks.BLOCKING_CALL: call} if call else {}
+        parent = {"metadata": metadata, "header": {"msg_id": "one_7"}}
+        asyncio.run(self._answer(lambda *_: does(), None, None, parent))
+        return self.state.board.get(0, ENDED_PART)
+
+
+@pytest.fixture
+def rank(monkeypatch):
+    made = Rank()
+    monkeypatch.setattr(of_ranks.world, "current", lambda: made.state)
+    return made
+
+
+def test_a_rank_has_ended_its_part_until_it_begins_something_else(rank):
+    within = []
+    look = partial(rank.state.board.get, 0, ENDED_PART)
+    ended = rank.run(call=3)
+    assert ended & 0xFFFFFFFF == 3
+    assert rank.run(lambda: within.append(look()), call=4) == ended + 1
+    assert within == [0]
+    assert rank.run() == 0  # of a client that gives no numbers
+    assert rank.run(call=5)
+    rank.awaited = True  # a cell awaits meanwhile
+    assert rank.run(call=6) == 0
+
+
+def test_a_rank_whose_part_goes_on_has_not_ended_it(rank):
+    end = threading.Event()
+    thread = threading.Thread(target=end.wait)
+    assert rank.run(thread.start, call=3) == 0
+    assert rank.run(call=4)  # that thread is not of this part
+    end.set()
+    thread.join()
+    assert rank.run(lambda: setattr(rank.state, "pending", 1), call=5) == 0
+    assert rank.run(call=6, retries=0) == 0  # a task, which any rank may have
