@@ -573,11 +573,11 @@ class RankState:
         """Why a rank makes no collective call any more for which this one waits in a request of a
         client, as `departure`: it has done its part of the same call.
 
-        A message may have another way. The wait for a request of mpi4py cannot tell which ranks
-        have posted their parts.
+        A message may come later. The wait for a request of mpi4py cannot tell which ranks have
+        posted their parts, and another thread may wait for what an earlier request has begun.
         """
         ended = self.part > 0 and self.board.get(rank, ENDED_PART) == self.part
-        collective = call.ordered and call.every
+        collective = call.ordered and call.every and threading.get_ident() == self.main_thread
         return (1, "finished the request") if ended and collective else None
 
     def has_repeated(self, call: Call) -> bool:

@@ -76,16 +76,26 @@ def show_in_waits(plain: Callable[..., Any]) -> Callable[..., Any]:
 
 def show_in_results(kind: type[AsyncResult]) -> Callable[[], None]:
     """Shows notices in the waits for results; returns what undoes it."""
-    plain: Any = kind.wait
+    of_all: Any = kind.wait
+    of_one: Any = kind._wait_for_child
 
-    @wraps(plain)
+    @wraps(of_all)
     def wait(result: Any, timeout: float | None = -1, return_when: Any = None) -> Any:
         if return_when is None:
             timeout = _show_until(result._children, timeout)
-        return plain(result, timeout, return_when)
+        return of_all(result, timeout, return_when)
 
-    setattr(kind, "wait", wait)  # noqa: B010  mypy refuses an assignment
-    return lambda: setattr(kind, "wait", plain)
+    @wraps(of_one)
+    def wait_for_child(child: Any, *arguments: Any, **options: Any) -> Any:
+        _show_until([child], None)
+        return of_one(child, *arguments, **options)
+
+    def change(**functions: Any) -> None:
+        for name, function in functions.items():
+            setattr(kind, name, function)
+
+    change(wait=wait, _wait_for_child=staticmethod(wait_for_child))
+    return lambda: change(wait=of_all, _wait_for_child=staticmethod(of_one))
 
 
 def _show_until(requests: Iterable[Any], timeout: float | None) -> float | None:

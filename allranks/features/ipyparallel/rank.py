@@ -17,7 +17,9 @@ from typing import Any
 
 from allranks.collectives import world
 from allranks.collectives.calls import rank_state as fields
-from allranks.collectives.calls.sites import OURS, kind_of
+from allranks.collectives.calls.frames import frames_of_threads, no_collection
+from allranks.collectives.calls.rank_state import RankState
+from allranks.collectives.calls.sites import OURS, USER, has_user_line, kind_of
 from allranks.engine.epochs import other_ranks
 from allranks.engine.exceptions import interrupted_wait
 from allranks.engine.features import RankContext, RankFeature
@@ -115,11 +117,10 @@ class ClientRequests(RankFeature):
                     await done
             finally:
                 self._epochs.in_request = False
-                # What it has posted, and its threads, may still make collective calls.
-                if not this.pending and threads.issuperset(threading.enumerate()):
-                    this.board.put(fields.ENDED_PART, this.part)
-                this.request = this.part = 0
+                part, this.request, this.part = this.part, 0, 0
                 self._shown_before = None  # it has the variables of its frames
+                if part and not _goes_on(this, threads):
+                    this.board.put(fields.ENDED_PART, part)
         publish(self._failed)
 
     async def _do_execute(self, *arguments: Any, **options: Any) -> dict[str, Any]:
@@ -231,6 +232,19 @@ def _part_of(parent: dict[str, Any], request: int) -> int:
     """Returns the `RankState.part` of a request with this number."""
     call = parent["metadata"].get(BLOCKING_CALL, 0)
     return request >> 32 << 32 | call if request and call else 0
+
+
+def _goes_on(this: RankState, threads: set[threading.Thread]) -> bool:
+    """Whether a rank may make collective calls after a request that began with these threads."""
+    if this.pending or not threads.issuperset(threading.enumerate()):
+        return True  # a new one may not have come to a line of the user yet
+    with no_collection():
+        running = frames_of_threads()
+        del running[threading.get_ident()]
+        if any(map(has_user_line, running.values())):
+            return True
+    codes = (getattr(task.get_coro(), "cr_code", None) for task in asyncio.all_tasks())
+    return any(code is not None and kind_of(code.co_filename) == USER for code in codes)
 
 
 @contextmanager

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import numpy as np
@@ -339,6 +340,8 @@ def test_a_collective_in_a_clients_call_ends_where_a_rank_has_ended_its_part_of_
         {"every": False},  # a message
     ):
         assert watch._left(SimpleNamespace(**{**fields, **may_end}), (1,)) == []
+    with ThreadPoolExecutor() as pool:  # it may wait for what an earlier request has begun
+        assert pool.submit(watch._left, collective, (1,)).result() == []
     other.enter("cell In[3]", None, 3)  # another thread of the notebook may run one there
     assert watch._left(collective, (1,)) == []
     other.board.put(ENDED_PART, 7)

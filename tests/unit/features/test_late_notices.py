@@ -66,6 +66,18 @@ def test_a_wait_shows_the_notices_that_have_come_and_those_that_come(requests, w
     assert requests.shown == [(0, LATE), (1, LATE)]
 
 
+def test_a_loop_over_the_results_shows_the_notices_of_the_next_one(requests, monkeypatch):
+    def show(rank, text):
+        requests.shown.append((rank, text))
+        requests.result._children[rank].set_result(rank)
+
+    monkeypatch.setattr(late_notices, "_show", show)
+    for rank in (0, 1):
+        requests.give_notice(rank)
+    assert list(requests.result) == [0, 1]
+    assert requests.shown == [(0, LATE), (1, LATE)]
+
+
 def test_a_short_wait_shows_each_notice_once_and_leaves_nothing(requests):
     requests.give_notice(0)
     for _ in range(2):
