@@ -58,6 +58,8 @@ network; readers add the source (`with_source`)."""
 _DIRECTORY, _FD_BITS = 512, 32
 _PROGRESS, _GROUPS = 1024, 170
 """Three words for each of this many groups: its number + 1, and this rank's progress in it."""
+EPOCH_SHIFT = 40
+"""Counters hold the epoch in their upper bits: what an old epoch left counts as not arrived."""
 GONE = 1 << 62
 """A scope number above all others: the rank has left for good."""
 
@@ -85,6 +87,8 @@ class Board:
         self._places: dict[int, int] = {}
         self._noted = -1, 0
         """The group whose progress was noted last, and where."""
+        self._placing = threading.Lock()
+        """Threads that post requests do not share a place."""
         self._mine = self._word[rank]
         self.put(PID, os.getpid())
 
@@ -134,11 +138,12 @@ class Board:
             words[at + 1], words[at + 2] = agreed, finished
             return
         places = self._places
-        place = places.pop(group, -1)
-        if place < 0:
-            # Where there are too many, the place of the group that has been quiet longest.
-            place = len(places) if len(places) < _GROUPS else places.pop(next(iter(places)))
-        places[group] = place
+        with self._placing:
+            place = places.pop(group, -1)
+            if place < 0:
+                # Where there are too many, the place of the group that has been quiet longest.
+                place = len(places) if len(places) < _GROUPS else places.pop(next(iter(places)))
+            places[group] = place
         at = self._mine + _PROGRESS + 3 * place
         # No reader finds the group before both numbers are written.
         words[at] = 0
@@ -153,6 +158,10 @@ class Board:
             if self.words[at] == group + 1:
                 return self.words[at + 1], self.words[at + 2]
         return 0, 0
+
+    def has_every_group(self, rank: int) -> bool:
+        """Whether a rank's page has had a place for each group so far."""
+        return self.words[self._word[rank] + _PROGRESS + 3 * (_GROUPS - 1)] == 0
 
     def publish(self, index: int, fd: int, nbytes: int) -> None:
         at = self._entry(self.rank, index)
@@ -573,12 +582,12 @@ class RankState:
         """Why a rank makes no collective call any more for which this one waits in a request of a
         client, as `departure`: it has done its part of the same call.
 
-        A message may come later. The wait for a request of mpi4py cannot tell which ranks have
-        posted their parts, and another thread may wait for what an earlier request has begun.
+        A message may come later, and another thread may wait for what an earlier request has begun.
         """
+        if not call.every or threading.get_ident() != self.main_thread:
+            return None
         ended = self.part > 0 and self.board.get(rank, ENDED_PART) == self.part
-        collective = call.ordered and call.every and threading.get_ident() == self.main_thread
-        return (1, "finished the request") if ended and collective else None
+        return (1, "finished the request") if ended else None
 
     def has_repeated(self, call: Call) -> bool:
         """Whether a call of the same line has ended in this scope: all members made it too."""
