@@ -127,6 +127,8 @@ class Watch:
         if missing:
             self._look_for_deadlock(call, snapshot)
             self._report_late(call, missing, waited)
+        elif call.moving and call.peers:  # the request of a collective
+            self._report_late(call, call.peers, waited)
         elif wanted and not own.shared_by_all:
             # Between hosts, data may stop until a host is declared lost.
             self._report_late(call, wanted, waited)
@@ -296,7 +298,12 @@ class Watch:
             return
         asked, late.asked = late.asked, 0
         what = f"has waited {waited:.0f} s for {label(missing)}"
-        if call.moving:
+        if call.moving and call.peers:
+            what = (
+                f"has waited {waited:.0f} s for the data of {label(missing)}, "
+                "which move in calls of MPI only"
+            )
+        elif call.moving:
             have = "has" if len(missing) == 1 else "have"
             what = (
                 f"has moved no data for {waited:.0f} s; {label(missing)} {have} not finished either"
