@@ -338,8 +338,7 @@ class RankState:
         """The request of a client that the rank runs, by a number that all ranks have for it: 32
         bits for the client, and 32 that grow with each request. 0 for none."""
         self.part = 0
-        """The client's call to which that request belongs, by a number that all ranks have for it,
-        if the client sends nothing else before all of them have answered. Otherwise 0."""
+        """The same, if the client sends nothing else before all ranks have answered. Else 0."""
         self.epoch = 0
         self.joined_epoch = 0
         """The epoch in which this process took the place of a dead rank; 0 if it did not."""

@@ -6,7 +6,7 @@ import inspect
 import signal
 from collections.abc import Callable, Collection
 from concurrent.futures import Future
-from contextlib import ExitStack, nullcontext, suppress
+from contextlib import ExitStack, suppress
 from functools import wraps
 from pathlib import Path
 from types import ModuleType
@@ -35,7 +35,6 @@ from allranks.features.ipyparallel.late_notices import (
     show_in_results,
     show_in_waits,
 )
-from allranks.features.ipyparallel.metadata import BLOCKING_CALL
 from allranks.features.ipyparallel.px_results import in_background
 from allranks.post_import import PostImportHook
 from allranks.records.ranks import label
@@ -232,32 +231,31 @@ def _lost_names(client: Any, error: Any) -> list[str]:
 
 
 def _numbering_call(plain: Callable[..., Any]) -> Callable[..., Any]:
-    """Gives a blocking call of a view, or of the magics of one, a number.
+    """Makes the requests of a view, or of the magics of one, those of a call with a number.
 
-    Where one rank has ended its part of it, no other one need wait for its collective calls. A call
-    that does not block has none: the next one may contain the rest of them.
+    Where it blocks and a rank has ended its part, no other rank need wait for it. If it does not,
+    the next call may contain the rest of its collectives.
     """
     signature = inspect.signature(plain)
 
     @wraps(plain)
     def call(caller: Any, *arguments: Any, **options: Any) -> Any:
         block = signature.bind_partial(caller, *arguments, **options).arguments.get("block")
-        if block is None:
-            block = getattr(caller, "view", caller).block
-        with client_requests.in_blocking_call() if block else nullcontext():
+        view = getattr(caller, "view", caller)
+        with client_requests.in_call(view.client, bool(view.block if block is None else block)):
             return plain(caller, *arguments, **options)
 
     return call
 
 
 def _numbering_requests(plain: Callable[..., Any]) -> Callable[..., Any]:
-    """Lets the ranks know of which blocking call a request is."""
+    """Lets the ranks know of which call a request is."""
 
     @wraps(plain)
     def send(client: Any, socket: Any, kind: str, *arguments: Any, **options: Any) -> Any:
-        number = client_requests.call_number()
-        if number and kind in ("apply_request", "execute_request"):
-            options["metadata"] = {**(options.get("metadata") or {}), BLOCKING_CALL: number}
+        if kind in ("apply_request", "execute_request"):
+            of_call = client_requests.call_metadata()
+            options["metadata"] = {**(options.get("metadata") or {}), **of_call}
         return plain(client, socket, kind, *arguments, **options)
 
     return send

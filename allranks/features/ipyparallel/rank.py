@@ -27,7 +27,7 @@ from allranks.engine.interrupts import Interrupts
 from allranks.engine.kernel import LAST_ANSWER_SECONDS, KernelStart
 from allranks.engine.transcript import Entry
 from allranks.features.ipyparallel.engine import RankEngine
-from allranks.features.ipyparallel.metadata import BLOCKING_CALL, NOTICE_OF
+from allranks.features.ipyparallel.metadata import BLOCKS, CALL, NOTICE_OF
 
 _ERROR = ("ename", "evalue", "traceback")
 #: A request of a client, in place of the number of a cell.
@@ -108,7 +108,7 @@ class ClientRequests(RankFeature):
             self._is_task = _OF_A_TASK in parent["metadata"]
             this = world.current()
             this.request = 0 if self._is_task or not alone else _number_of(parent, this.rank)
-            this.part = _part_of(parent, this.request)
+            this.part = this.request if parent["metadata"].get(BLOCKS) else 0
             this.board.put(fields.ENDED_PART, 0)
             threads = {*threading.enumerate()}
             try:
@@ -218,20 +218,15 @@ def _last_shown() -> BaseException | None:
 def _number_of(parent: dict[str, Any], rank: int) -> int:
     """Returns a request's `RankState.request`.
 
-    Clients count their messages, and a view of all ranks sends one to each, in their order. That
-    to a broadcast view is a single one.
+    Clients in a notebook with allranks number the calls of views. Others count their messages, and
+    a view of all ranks sends one to each, in their order. That to a broadcast view is a single one.
     """
     broadcast = parent["metadata"].get("original_msg_id")
     client, _, count = (broadcast or parent["header"]["msg_id"]).rpartition("_")
     if not count.isdecimal():
         return 0
-    return zlib.crc32(client.encode()) << 32 | max(1, int(count) - (0 if broadcast else rank))
-
-
-def _part_of(parent: dict[str, Any], request: int) -> int:
-    """Returns the `RankState.part` of a request with this number."""
-    call = parent["metadata"].get(BLOCKING_CALL, 0)
-    return request >> 32 << 32 | call if request and call else 0
+    number = parent["metadata"].get(CALL) or max(1, int(count) - (0 if broadcast else rank))
+    return zlib.crc32(client.encode()) << 32 | number
 
 
 def _goes_on(this: RankState, threads: set[threading.Thread]) -> bool:

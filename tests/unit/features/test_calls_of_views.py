@@ -1,4 +1,4 @@
-"""Which requests are the parts of one blocking call of a view, and whether they have ended."""
+"""The numbers of requests of views, and whether a rank has ended its part of a blocking call."""
 
 import asyncio
 import mmap
@@ -13,19 +13,19 @@ from ipyparallel.client.magics import ParallelMagics
 
 from allranks.collectives.calls.rank_state import ENDED_PART, Board, RankState
 from allranks.features.ipyparallel import rank as of_ranks
+from allranks.features.ipyparallel.metadata import BLOCKS, CALL
 from allranks.features.ipyparallel.notebook import ClientPatch
 from tests.unit.features.unconnected_client import Unconnected
 
 RANKS = {"engine-0": 0, "engine-1": 1}
 
 
-def parts_of(client):
-    """Returns the number of the call for each request that a client has made."""
-    found = []
-    for engine, message in client.send():
-        request = of_ranks._number_of(message, RANKS.get(engine, 0))
-        found.append(of_ranks._part_of(message, request))
-    return found
+def numbers(client):
+    """Returns the number of each request that a client has made, and whether its call blocks."""
+    return [
+        (of_ranks._number_of(message, RANKS.get(engine, 0)), message["metadata"].get(BLOCKS))
+        for engine, message in client.send()
+    ]
 
 
 @pytest.fixture
@@ -58,17 +58,16 @@ BLOCKING = {
 
 @pytest.mark.usefixtures("notebook")
 @pytest.mark.parametrize("call", BLOCKING.values(), ids=BLOCKING.keys())
-def test_the_parts_of_a_blocking_call_have_one_number_that_no_other_call_has(call, monkeypatch):
+def test_the_requests_of_a_blocking_call_have_a_number_that_no_other_call_has(call, monkeypatch):
     monkeypatch.setattr(AsyncResult, "display_outputs", lambda *_: None)
-    clients = Unconnected(), Unconnected()
+    clients = Unconnected(), Unconnected()  # as of two notebooks
     found = []
     for client in (*clients, *clients):
         call(client)
-        parts = parts_of(client)
-        assert len({*parts}) == 1
-        found.append(parts[0])
+        (one,) = {*numbers(client)}
+        found.append(one)
     assert len({*found}) == 4
-    assert all(found)
+    assert all(number and blocks for number, blocks in found)
 
 
 OTHERS = {
@@ -84,23 +83,36 @@ OTHERS = {
 
 @pytest.mark.usefixtures("notebook")
 @pytest.mark.parametrize("call", OTHERS.values(), ids=OTHERS.keys())
-def test_requests_whose_collectives_other_requests_may_complete_have_no_number(call):
+def test_a_call_whose_collectives_the_next_one_may_complete_does_not_block(call):
     client = Unconnected()
     client[:].apply_sync(abs, 1)
-    parts_of(client)
+    client.send()
     call(client)
-    parts = parts_of(client)
-    assert len(parts) >= 2
-    assert not any(parts)
+    found = numbers(client)
+    assert len(found) >= 2
+    assert not any(blocks for _, blocks in found)
 
 
-def test_calls_of_two_notebooks_are_not_the_same():
-    one, other = (
-        {"metadata": {of_ranks.BLOCKING_CALL: 1}, "header": {"msg_id": f"{notebook}_7"}}
-        for notebook in ("one", "another")
-    )
-    parts = {of_ranks._part_of(each, of_ranks._number_of(each, 0)) for each in (one, other)}
-    assert len(parts) == 2
+@pytest.mark.usefixtures("notebook")
+def test_later_calls_have_higher_numbers_on_all_ranks():
+    # Of calls in the order 1, 0, counts of messages would give rank 1 the number of an earlier one.
+    client, found = Unconnected(), []
+    for view in (client[[1, 0]], client[0], client[1], client[:], client[[1, 0]]):
+        view.apply_async(abs, 1)
+        found.append({number for number, _ in numbers(client)})
+    assert [len(one) for one in found] == [1] * 5
+    ordered = [number for (number,) in found]
+    assert ordered == sorted({*ordered})
+
+
+@pytest.mark.usefixtures("notebook")
+def test_calls_have_higher_numbers_than_requests_before_them():
+    client = Unconnected()
+    for _ in range(9):
+        client.send_apply_request(None, abs, [1], ident=b"engine-0")
+    client[:].apply_async(abs, 1)
+    *before, first, second = numbers(client)
+    assert first == second > max(before)
 
 
 class Rank(of_ranks.ClientRequests):
@@ -124,7 +136,7 @@ class Rank(of_ranks.ClientRequests):
 
     def run(self, does=lambda: None, call=0, **metadata):
         """Runs a request, and returns the part that has ended."""
-        metadata |= {of_ranks.BLOCKING_CALL: call} if call else {}
+        metadata |= {CALL: call, BLOCKS: True} if call else {}
         parent = {"metadata": metadata, "header": {"msg_id": "one_7"}}
         asyncio.run(self._answer(lambda *_: does(), None, None, parent))
         return self.state.board.get(0, ENDED_PART)
