@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from functools import wraps
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any
@@ -21,13 +22,13 @@ from allranks.widgets.dashboard.view import text_view
 if TYPE_CHECKING:
     from ipyparallel.client.asyncresult import AsyncResult
 
-#: Earlier notices are no reason to wait: a short call shows as little as in ipyparallel.
+#: Earlier notices are left to ipyparallel: a short call shows no more than there.
 _LONG_SECONDS = 2.0
 
 
 class _Notices:
-    """The notices of one request that have not been shown yet; `SimpleQueue.put` functions in
-    ``wakes`` are called at each of them, and at the answer.
+    """The notices of one request that have not been shown yet; ``wakes`` are called at each of them,
+    and at the answer.
     """
 
     def __init__(self, request: Any) -> None:
@@ -48,8 +49,9 @@ class _Notices:
             wake(None)
 
     def take(self) -> Iterable[tuple[int, str]]:
-        while not self._come.empty():
-            yield self._come.get()
+        with suppress(Empty):  # another thread may wait for the request, too
+            while True:
+                yield self._come.get_nowait()
 
 
 def keep_notices(plain: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
