@@ -27,7 +27,7 @@ _LONG_SECONDS = 2.0
 
 
 class _Notices:
-    """The notices of one request that have not been shown yet; ``wakes`` are called at each of them,
+    """The notices of one request that have not been shown; ``wakes`` are called at each of them,
     and at the answer.
     """
 
