@@ -352,6 +352,21 @@ def test_an_interrupted_request_says_for_which_rank_it_waited(px):
     assert px.value("{one[1] for one in waits.exception().elist}") == str({said})
 
 
+def test_a_view_that_waits_for_ranks_outside_of_it_says_so(px):
+    px.run("import time\ndef sums():\n    return allreduce(rank, Sum)").ok()
+    waits = px.start("rc[:2].apply_sync(sums)")
+    waits.wait_for("rank 2 has nothing to run: no cell, and no request of a client")
+    px.interrupt()
+    waits.wait().fails("CellInterrupted").says("rank 0 · allreduce(Sum) at In[", "s for rank 2:")
+    assert px.value("rc[:2].apply_async(sums) and rc[2].apply_sync(sums)") == "3"
+
+
+def test_a_collective_that_a_later_request_completes_ends(px):
+    px.run("begun = dv.execute('if rank == 0: comm.bcast(7)', block=False)").ok()
+    assert px.value("rc[[2, 1]].apply_sync(lambda: comm.bcast(None))") == "[7, 7]"
+    px.run("begun.get()").ok()
+
+
 def test_requests_of_views_that_no_cell_waits_for_are_interrupted_too(px):
     px.run(f"{UNTIL}\nheld = dv.apply_async(until, 'never')\nassert not held.ready()").ok()
     task = "task = rc.load_balanced_view().apply_async(until, 'never')"
@@ -517,6 +532,21 @@ def test_no_rank_waits_for_one_that_does_not_run_a_request_behind_an_error(px):
 def test_a_rank_that_has_failed_is_not_waited_for(px):
     failed = px.run("%%px\nif rank == 0: 1 / 0\nallreduce(1)")
     failed.says("ZeroDivisionError", "RankLeft", "Correct the error of rank 0")
+    px.run("%%px\nprint(allreduce(1, Sum))").says("[stdout:0] 2", "[stdout:1] 2")
+
+
+LEFT_OUT = {
+    "a function": "view.client[[1, 0]].apply_sync(missing)",
+    "a magic": "%%px\nif rank == 0: float(allreduce(rank))",
+}
+
+
+@pytest.mark.parametrize("call", LEFT_OUT.values(), ids=LEFT_OUT.keys())
+def test_a_rank_that_has_left_out_a_collective_of_a_blocking_call_is_not_waited_for(px, call):
+    px.run("def missing():\n    if rank == 0: return float(allreduce(rank))").ok()
+    px.run(call).says(
+        "RankLeft", "finished the request without calling allreduce(Average); rank 0 waits"
+    )
     px.run("%%px\nprint(allreduce(1, Sum))").says("[stdout:0] 2", "[stdout:1] 2")
 
 

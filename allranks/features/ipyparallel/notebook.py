@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import signal
 from collections.abc import Callable, Collection
 from concurrent.futures import Future
@@ -30,6 +31,11 @@ from allranks.features.ipyparallel.connection_files import (
     connection_files,
     may_answer,
 )
+from allranks.features.ipyparallel.late_notices import (
+    keep_notices,
+    show_in_results,
+    show_in_waits,
+)
 from allranks.features.ipyparallel.px_results import in_background
 from allranks.post_import import PostImportHook
 from allranks.records import requests
@@ -52,9 +58,11 @@ class ClientPatch:
 
     def __init__(self, undo: ExitStack) -> None:
         self._undo = undo
-        hook = PostImportHook(("ipyparallel.client.client",), self._patch)
-        hook.install()
-        undo.callback(hook.uninstall)
+        # Not from the one to the other: the magics need the whole of ipyparallel.
+        for name, patch in (("client", self._patch), ("magics", self._patch_magics)):
+            hook = PostImportHook((f"ipyparallel.client.{name}",), patch)
+            hook.install()
+            undo.callback(hook.uninstall)
 
     def _patch(self, module: ModuleType) -> None:
         kind: Any = module.Client
@@ -74,11 +82,22 @@ class ClientPatch:
 
         kind.__init__ = init
         for name, change in _CHANGED.items():
-            self._undo.callback(setattr, kind, name, getattr(kind, name))
-            setattr(kind, name, change(getattr(kind, name)))
+            self._change(kind, name, change)
         from ipyparallel.client.asyncresult import AsyncResult
+        from ipyparallel.client.view import BroadcastView, DirectView
 
+        self._undo.callback(show_in_results(AsyncResult))
         self._undo.callback(end_by_interrupt(AsyncResult))
+        for view in (DirectView, BroadcastView):
+            for name in ("_really_apply", "execute"):
+                self._change(view, name, _numbering_call)
+
+    def _patch_magics(self, module: ModuleType) -> None:
+        self._change(module.ParallelMagics, "parallel_execute", _numbering_call)
+
+    def _change(self, kind: Any, name: str, change: Callable[[Any], Any]) -> None:
+        self._undo.callback(setattr, kind, name, getattr(kind, name))
+        setattr(kind, name, change(getattr(kind, name)))
 
     def _own(self, options: dict[str, Any], waits: bool) -> dict[str, Any] | None:
         """Returns how to reach this notebook's ranks; None if ipyparallel is to search.
@@ -216,11 +235,45 @@ def _lost_names(client: Any, error: Any) -> list[str]:
     return where_names_are([report], (rank,), {}, replaced=replaced)
 
 
+def _numbering_call(plain: Callable[..., Any]) -> Callable[..., Any]:
+    """Makes the requests of a view, or of the magics of one, those of a call with a number.
+
+    Where it blocks and a rank has ended its part, no other rank need wait for it. If it does not,
+    the next call may contain the rest of its collectives.
+    """
+    signature = inspect.signature(plain)
+
+    @wraps(plain)
+    def call(caller: Any, *arguments: Any, **options: Any) -> Any:
+        block = signature.bind_partial(caller, *arguments, **options).arguments.get("block")
+        view = getattr(caller, "view", caller)
+        with client_requests.in_call(view.client, bool(view.block if block is None else block)):
+            return plain(caller, *arguments, **options)
+
+    return call
+
+
+def _numbering_requests(plain: Callable[..., Any]) -> Callable[..., Any]:
+    """Lets the ranks know of which call a request is."""
+
+    @wraps(plain)
+    def send(client: Any, socket: Any, kind: str, *arguments: Any, **options: Any) -> Any:
+        if kind in ("apply_request", "execute_request"):
+            of_call = client_requests.call_metadata()
+            options["metadata"] = {**(options.get("metadata") or {}), **of_call}
+        return plain(client, socket, kind, *arguments, **options)
+
+    return send
+
+
 _CHANGED: dict[str, Callable[[Any], Any]] = {
     "shutdown": _stopping_ranks,
     "wait": _waiting_for_cell,
     "send_signal": _reaching_ranks,
     "_unwrap_exception": _explaining_errors,
+    "_send": _numbering_requests,
+    "create_message_futures": keep_notices,
+    "_await_futures": show_in_waits,
 }
 
 
