@@ -240,10 +240,8 @@ def test_the_window_loses_no_memory_wherever_the_interrupt_comes(monkeypatch):
 
 def test_what_a_rank_said_last_is_written_again_where_that_was_interrupted():
     segment = memory.Segment(Channel.nbytes(1))
-    own, members = (
-        RankState(0, (0,), Board(memory.Segment(Board.nbytes(1)).memory, (0,), 0)),
-        Members(0, (0,), 0),
-    )
+    own = RankState(0, (0,), Board(memory.Segment(Board.nbytes(1)).memory, (0,), 0))
+    members = Members(0, (0,), 0)
     first, other = (Call(None, Packed(None, n, text)) for n, text in ((7, b"one"), (8, b"two")))
     step, goes_on = 1, True
     while goes_on:
