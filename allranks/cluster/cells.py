@@ -14,20 +14,14 @@ from allranks import own_files
 from allranks.cluster.calls import CapturedOutput, Turns
 from allranks.cluster.cell_run import CellRun, HiddenView, View, show_late
 from allranks.cluster.connection import Connection
-from allranks.cluster.failures import (
-    NEXT_CELL,
-    RankStatus,
-    read_statuses,
-)
+from allranks.cluster.failures import NEXT_CELL, RankStatus, read_statuses
 from allranks.cluster.features import NotebookHooks
 from allranks.cluster.kept_folders import KeptFolders
 from allranks.cluster.log_folder import refused_log_folder
 from allranks.cluster.options import check_source, check_timeout
 from allranks.cluster.renewal import renew
 from allranks.cluster.sockets import Answers
-from allranks.cluster.state import (
-    ClusterState,
-)
+from allranks.cluster.state import ClusterState
 from allranks.errors import CellFailed, ClusterLost, UsageError
 from allranks.records import requests
 from allranks.records.ranks import among, label

@@ -36,14 +36,7 @@ from allranks.cluster.sockets import (
     RankSockets,
     closing_if_failed,
 )
-from allranks.cluster.state import (
-    Came,
-    CellState,
-    ClusterEvent,
-    ClusterState,
-    Deaths,
-    HostLost,
-)
+from allranks.cluster.state import Came, CellState, ClusterEvent, ClusterState, Deaths, HostLost
 from allranks.countdown import Countdown
 from allranks.errors import CellInterrupted, ClusterLost, StartFailed, UsageError, WireError
 from allranks.records import limits, requests

@@ -16,14 +16,7 @@ from statistics import fmean, linear_regression, median, quantiles
 from allranks.features.verdict import LEAST_STEPS
 from allranks.features.verdict.cause import Verdict
 from allranks.features.verdict.loop import OWN_CORES, Looked, Loop, RankLoop, Spent
-from allranks.features.verdict.records import (
-    CellParts,
-    CodeLine,
-    Doing,
-    EndedCall,
-    Kind,
-    RankPart,
-)
+from allranks.features.verdict.records import CellParts, CodeLine, Doing, EndedCall, Kind, RankPart
 from allranks.features.verdict.results import pairs_unlike_lines, wrong
 from allranks.records.ranks import label
 from allranks.widgets.dashboard.tables import seconds
