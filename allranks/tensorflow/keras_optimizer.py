@@ -21,8 +21,8 @@ from allranks.collectives import Average, Min, ProcessSet, ReduceOp, Sum, global
 from allranks.collectives.world.process_sets import group_of
 from allranks.errors import UsageError
 from allranks.keras import missing_gradients
-from allranks.keras.optimizer import Reducing, set_untracked
 from allranks.keras.private_names import replace, require, subclass
+from allranks.keras.reducing import Reducing, set_untracked
 from allranks.keras.versions import build, inner, is_legacy
 from allranks.tensorflow.compression import TensorCompression
 from allranks.tensorflow.gradients import GradientReduction
