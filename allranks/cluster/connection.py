@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 from allranks.cluster import failures
 from allranks.cluster.failures import CellRecord
-from allranks.cluster.features import ClusterContext, NotebookHooks
+from allranks.cluster.features import ClusterContext, NotebookFeature, NotebookHooks
 from allranks.cluster.function_sources import with_sources
 from allranks.cluster.host_agent import HostAgentProcess, MultiHostAgents, open_sockets
 from allranks.cluster.last_words import LastWords
@@ -635,7 +635,7 @@ class Connection:
     def _announce(self, deaths: Deaths) -> None:
         alive = self.roster.alive
         for end in deaths.ends:
-            self.hooks.rank_died(end.rank)
+            self.hooks.call(NotebookFeature.rank_died, end.rank)
         for end in deaths.ends if alive else ():
             self.send(alive, Died(end.rank, self.words.death_text(end)))
         # Each death is reported once: a replacement that died as well has no cell.
