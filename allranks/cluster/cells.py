@@ -77,7 +77,7 @@ class Cells:
         self.show_output = True
         """Whether cells without a view show what the ranks print."""
         self.expects_clients = True
-        """Whether ipyparallel's controller starts with the ranks, or only when it is needed."""
+        """Whether the controller of clients starts with the ranks, or only when it is needed."""
         #: Whether these ranks begin without anything kept.
         self._fresh = True
         self.news: list[str] = []
@@ -175,7 +175,7 @@ class Cells:
         after_clients: bool = False,
     ) -> Answers:
         """Returns the ranks' answers to a request of ``allranks.records.requests``; if wanted, once
-        they have answered the requests of ipyparallel's clients.
+        they have answered the requests of clients.
         """
         self.catch_up()
         chosen = among(ranks, self.size)

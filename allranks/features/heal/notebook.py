@@ -89,12 +89,7 @@ class NotebookHeal(NotebookFeature):
         (asked,) = arguments
         if name == "keep":
             return self._keep(asked["variables"], asked["every"])
-        if len(asked) > 1:
-            raise UsageError(
-                f"expected on, ask or off, found {' '.join(asked)}. Type for example: "
-                "%distributed heal on"
-            )
-        return self._heal_when(asked[0]) if asked else _heal()
+        return self._heal_when(" ".join(asked)) if asked else _heal()
 
     def _heal_when(self, when: str) -> str:
         if when not in _HEALING:
