@@ -526,7 +526,9 @@ class Connection:
         calls = (one.call_when_answered for one in holding)
         self.hooks.call_each(calls, engines, lambda: self.inbox.put(ClientAnswered()))
         quiet: Countdown | None = Countdown(_SLOW_CLIENT_SECONDS)
-        with self.inbox.hearing_interrupts(), self._awaiting_clients():
+        with self.inbox.hearing_interrupts(), ExitStack() as over:
+            over.callback(setattr, self, "awaits_clients", False)
+            self.awaits_clients = True
             while engines := self.unanswered(ranks):
                 if self.step(_POLL_SECONDS):
                     self.hooks.call_each((one.give_up for one in holding), engines)
@@ -537,14 +539,6 @@ class Connection:
                     quiet = None
                     which = label(sorted(engines.values()))
                     tell(f"{which} must first answer {holding[0].holds_cells}; interrupt to end it")
-
-    @contextmanager
-    def _awaiting_clients(self) -> Iterator[None]:
-        self.awaits_clients = True
-        try:
-            yield
-        finally:
-            self.awaits_clients = False
 
     def _handle(self, event: Event) -> None:
         if isinstance(event, WireError) and self._end_sender(event):
