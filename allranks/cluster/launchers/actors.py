@@ -157,8 +157,7 @@ class DaskActors:
 
     def call(self, actors: Sequence[Any], method: str) -> list[Any]:
         """Returns the results of a method of each actor, or the exceptions."""
-        asked = [getattr(actor, method)() for actor in actors]
-        return [_result(one.result) for one in asked]
+        return _results(lambda actor: getattr(actor, method)(), lambda one: one.result(), actors)
 
     def close(self) -> None:
         self._client.close()
@@ -208,8 +207,7 @@ class RayActors:
 
     def call(self, actors: Sequence[Any], method: str) -> list[Any]:
         """Returns the results of a method of each actor, or the exceptions."""
-        asked = [getattr(actor, method).remote() for actor in actors]
-        return [_result(self._ray.get, one) for one in asked]
+        return _results(lambda actor: getattr(actor, method).remote(), self._ray.get, actors)
 
     def close(self) -> None:
         # The actors and their placement group end with this job of Ray.
@@ -223,9 +221,18 @@ def _largest_first(ranks: Sequence[int]) -> list[int]:
     return sorted(range(len(ranks)), key=lambda number: -ranks[number])
 
 
-def _result(get: Callable[..., Any], *arguments: Any) -> Any:
+def _results(
+    ask: Callable[[Any], Any], get: Callable[[Any], Any], actors: Sequence[Any]
+) -> list[Any]:
+    # Each is asked before the first answers. Also asking raises: Dask's actor, once its worker is
+    # lost.
+    asked = [_or_exception(ask, actor) for actor in actors]
+    return [one if isinstance(one, Exception) else _or_exception(get, one) for one in asked]
+
+
+def _or_exception(act: Callable[[Any], Any], argument: Any) -> Any:
     try:
-        return get(*arguments)
+        return act(argument)
     except Exception as error:
         return error
 

@@ -99,8 +99,6 @@ def drive(steps: Steps[T], attend: Attend, spin_seconds: float = SPIN_SECONDS) -
 
 
 P = ParamSpec("P")
-EPOCH_SHIFT = 40
-"""Counters hold the epoch in their upper bits: what an old epoch left counts as not arrived."""
 _PATIENCE_SECONDS, _SLOWEST_BYTES_A_SECOND = 2.0, 5e6
 ARRAY_TAGS = 1 << 14
 """Added to the tags of `send` and `recv`: receives of any tag on `comm` do not match them."""
@@ -214,6 +212,8 @@ class Call:
     deadlock = ""
     other_tag: Callable[[], OtherTag | None] | None = None
     """Looks for a message with another tag than the one that a receive waits for."""
+    peers: tuple[int, ...] = ()
+    """Of a `PointCall`: the rank that can end it, or those of which any may."""
     posted = done = False
     carry: Any = None
     """Data that travels with the agreement between hosts: the values of small arrays."""
@@ -302,6 +302,16 @@ class Call:
         return 0.0
 
 
+class Progress(Protocol):
+    """How far the ranks are with the requests of one collective."""
+
+    def missing(self, ranks: Sequence[int], number: int) -> tuple[int, ...]:
+        """Those of the ranks that have not made their part of a request."""
+
+    def unfinished(self, ranks: Sequence[int], number: int) -> tuple[int, ...]:
+        """Those of the ranks that cannot move the data of their part any more."""
+
+
 class PointCall(Call):
     """A send, a receive or the wait for a request: it needs one rank, or any."""
 
@@ -312,6 +322,10 @@ class PointCall(Call):
     """Buffers that MPI may read or write."""
     unknown_nbytes = 0
     """An estimate for messages of any length that may be on their way."""
+    posts: Progress | None = None
+    """Of the wait for a request of a collective: who has made its part; ``request`` is its number
+    there."""
+    request = 0
 
     def __init__(
         self, agreement: Agreement, spec: Spec, name: str | None, peers: tuple[int, ...]
@@ -324,13 +338,19 @@ class PointCall(Call):
 
     @property
     def needs(self) -> str:
+        if self.every:
+            return super().needs
         return f"rank {self.peers[0]}" if len(self.peers) == 1 else "a rank that sends"
 
     def missing(self) -> tuple[int, ...]:
-        return self.peers
+        return self.peers if self.posts is None else self.posts.missing(self.peers, self.request)
+
+    @property
+    def moving(self) -> bool:
+        return self.posts is not None and not self.missing()
 
     def unfinished(self) -> tuple[int, ...]:
-        return self.peers
+        return self.peers if self.posts is None else self.posts.unfinished(self.peers, self.request)
 
     def sites(self) -> dict[int, Site]:
         return {self.members.rank: self.site}

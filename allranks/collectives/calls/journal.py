@@ -13,8 +13,8 @@ from collections.abc import Callable
 from itertools import chain, takewhile
 from time import perf_counter
 
-from allranks.collectives.calls.call import EPOCH_SHIFT, Call
-from allranks.collectives.calls.rank_state import RankState
+from allranks.collectives.calls.call import Call
+from allranks.collectives.calls.rank_state import EPOCH_SHIFT, RankState
 from allranks.collectives.calls.sites import Site
 from allranks.records.telemetry import CallRecord
 

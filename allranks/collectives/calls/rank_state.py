@@ -57,6 +57,8 @@ network; readers add the source (`with_source`)."""
 _DIRECTORY, _FD_BITS = 512, 32
 _PROGRESS, _GROUPS = 1024, 170
 """Three words for each of this many groups: its number + 1, and this rank's progress in it."""
+EPOCH_SHIFT = 40
+"""Counters hold the epoch in their upper bits: what an old epoch left counts as not arrived."""
 GONE = 1 << 62
 """A scope number above all others: the rank has left for good."""
 
@@ -84,6 +86,8 @@ class Board:
         self._places: dict[int, int] = {}
         self._noted = -1, 0
         """The group whose progress was noted last, and where."""
+        self._placing = threading.Lock()
+        """Threads that post requests do not share a place."""
         self._mine = self._word[rank]
         self.put(PID, os.getpid())
 
@@ -133,11 +137,12 @@ class Board:
             words[at + 1], words[at + 2] = agreed, finished
             return
         places = self._places
-        place = places.pop(group, -1)
-        if place < 0:
-            # Where there are too many, the place of the group that has been quiet longest.
-            place = len(places) if len(places) < _GROUPS else places.pop(next(iter(places)))
-        places[group] = place
+        with self._placing:
+            place = places.pop(group, -1)
+            if place < 0:
+                # Where there are too many, the place of the group that has been quiet longest.
+                place = len(places) if len(places) < _GROUPS else places.pop(next(iter(places)))
+            places[group] = place
         at = self._mine + _PROGRESS + 3 * place
         # No reader finds the group before both numbers are written.
         words[at] = 0
@@ -152,6 +157,10 @@ class Board:
             if self.words[at] == group + 1:
                 return self.words[at + 1], self.words[at + 2]
         return 0, 0
+
+    def has_every_group(self, rank: int) -> bool:
+        """Whether a rank's page has had a place for each group so far."""
+        return self.words[self._word[rank] + _PROGRESS + 3 * (_GROUPS - 1)] == 0
 
     def publish(self, index: int, fd: int, nbytes: int) -> None:
         at = self._entry(self.rank, index)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from allranks.collectives.calls import deadlocks, frames
 from allranks.collectives.calls import rank_state as fields
-from allranks.collectives.calls.call import Call
+from allranks.collectives.calls.call import Call, PointCall
 from allranks.collectives.calls.deadlocks import OtherTag
 from allranks.collectives.calls.mismatches import list_sites
 from allranks.collectives.calls.rank_state import INTERRUPTED, Board, RankState, interrupt_pipe
@@ -114,10 +114,13 @@ class Watch:
             # Others may be about to arrive or to leave: after a moment the report names them all.
             settled = len(left) == len(wanted) and not any(INTERRUPTED in why for *_, why in left)
             arriving = 0.0 if settled else _ARRIVING_SECONDS
+            _, rank, why = min(left)
+            lost = own.is_lost(rank)
+            if not missing and not lost:  # its data may be on the way
+                arriving = max(arriving, call.patience())
             call.polls += 1
             if waited - call.left_at >= max(call.grace, arriving) and call.polls >= call.min_polls:
-                _, rank, why = min(left)
-                kind = RankLost if own.is_lost(rank) else RankLeft
+                kind = RankLost if lost else RankLeft
                 raise kind(self._left_text(call, rank, why))
         if missing:
             self._look_for_deadlock(call, snapshot)
@@ -205,8 +208,10 @@ class Watch:
         sites, lost = call.sites(), self.own.is_lost
         waiting = [r for r in sites if r != rank and not lost(r)]
         partner = f"rank {rank}" if len(call.missing()) == 1 else "another rank"
+        open_there = isinstance(call, PointCall) and call.moving
         advice = (
             self.own.advice(rank, why)
+            or ("Wait for it on every rank: request.Wait()." if open_there else "")
             or deadlocks.advice_on(self._other_tags((self.own.rank,)))
             or deadlocks.advice_alone(call.spec.title, self.own.rank, partner)
             or deadlocks.advice_for_some(call.spec.title)
@@ -215,10 +220,10 @@ class Watch:
         if why.startswith("finished ") and call.every and rank not in sites and waiting:
             verb = "waits" if len(waiting) == 1 else "wait"
             again = " again" if self.own.has_repeated(call) else ""
-            said = (
-                f"rank {rank} {why} without calling {call.spec.title}{again}; "
-                f"{label(waiting)} {verb} for it."
-            )
+            without = f"calling {call.spec.title}{again}"
+            if open_there:
+                without = f"waiting for the request of {call.spec.title}"
+            said = f"rank {rank} {why} without {without}; {label(waiting)} {verb} for it."
         lines = [f"{said} {advice}"]
         if waiting:
             lines.append(WAITING)
@@ -229,7 +234,7 @@ class Watch:
         """The edge of the wait-for graph for the board; 0 if another thread may end the wait."""
         if not missing or (self.own.calls_in_threads if call.ordered else self.own.threaded):
             return 0  # another thread may send, or make the call, soon
-        return missing[0] + 1 if call.ordered or len(missing) == 1 else _ANYBODY
+        return missing[0] + 1 if call.ordered or len(call.peers) == 1 else _ANYBODY
 
     def _look_for_deadlock(self, call: Call, snapshot: int) -> None:
         board, ring = self.own.board, set[int]()

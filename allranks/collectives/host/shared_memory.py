@@ -30,7 +30,6 @@ import numpy as np
 from allranks.collectives.arrays.reductions import Arithmetic, Array
 from allranks.collectives.calls import mismatches, specs
 from allranks.collectives.calls.call import (
-    EPOCH_SHIFT,
     NOTHING,
     NOWHERE,
     Call,
@@ -42,7 +41,7 @@ from allranks.collectives.calls.call import (
     prepared,
     yield_core,
 )
-from allranks.collectives.calls.rank_state import RankState
+from allranks.collectives.calls.rank_state import EPOCH_SHIFT, RankState
 from allranks.collectives.calls.sites import Site
 from allranks.collectives.calls.specs import Packed, Spec
 from allranks.collectives.host import futex

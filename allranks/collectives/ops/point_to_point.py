@@ -20,6 +20,7 @@ from mpi4py import MPI
 
 from allranks.collectives.calls.call import ARRAY_TAGS, PointCall, Steps
 from allranks.collectives.calls.deadlocks import OtherTag
+from allranks.collectives.calls.posts import Posts
 from allranks.collectives.calls.specs import Spec
 from allranks.collectives.mpi.transport import complete, release_dropped, reports_death
 from allranks.collectives.ops.bounds import APART, behind_end, mistake, overlap
@@ -32,6 +33,7 @@ from allranks.collectives.ops.buffers import (
     nbytes_of_message,
     with_copy,
     with_in_place,
+    with_wrapping_sum,
 )
 from allranks.collectives.ops.reserved import WRITES_BEHIND, drop_rest, extended, reserve
 from allranks.collectives.world import World
@@ -721,6 +723,11 @@ class Waiting:
     tag = MPI.ANY_TAG
     """Of a receive."""
     every = False
+    """Whether all ranks of its communicator make their part of it."""
+    posts: Posts | None = None
+    """Of a request of a collective: who has made its part."""
+    number = 0
+    """Which of the posts it is."""
     buffers: tuple[Any, ...] = ()
     room: int | None = None
     """The bytes of a receiver's buffer that continues in reserved memory."""
@@ -734,6 +741,13 @@ class Waiting:
                 request.copied = Copied(request.comm, request.plain(cast("Request", request)))
             vars(made).update(vars(request))
         return made
+
+    def has_ended(self) -> bool:
+        """Whether MPI does not use its buffers any more, as far as can be known."""
+        try:
+            return _has_ended(cast("Request", self))
+        except MPI.Exception:  # a rank has died
+            return True
 
     def __del__(self) -> None:
         # MPI may still use the buffers. A garbage collection may run in any thread, and in the
@@ -892,13 +906,22 @@ class Prequest(Waiting, MPI.Prequest, metaclass=StandIn):
     def Start(self) -> None:
         """MPI_Start."""
         _refuse_stale((self,))
+        _add_posts((self,))
         super().Start()
 
     @staticmethod
     def Startall(requests: list[MPI.Prequest]) -> None:
         """MPI_Startall."""
         _refuse_stale(requests)
+        _add_posts(requests)
         Prequest.plain.Startall(requests)  # the name in mpi4py is replaced by this class
+
+
+def _add_posts(requests: Sequence[Any]) -> None:
+    # Before they start: a rank that has received another's data finds its post, too.
+    for one in requests:
+        if (posts := getattr(one, "posts", None)) is not None:
+            one.number = posts.add(one)
 
 
 def _pending(requests: Sequence[MPI.Request]) -> list[MPI.Request]:
@@ -938,6 +961,8 @@ def _settle(requests: Sequence[MPI.Request], name: str, *, one_will_do: bool = F
         left = pending
         call.posted = True
         call.every = first.every and not one_will_do
+        if call.every:
+            call.posts, call.request = first.posts, first.number
         buffers = [buffer for one in ours for buffer in getattr(one, "buffers", ())]
         # The reserved memory of irecv is not the length of its message.
         known = [buffer for buffer in buffers if type(buffer) is not mmap]
@@ -956,6 +981,7 @@ def _settle(requests: Sequence[MPI.Request], name: str, *, one_will_do: bool = F
             if following is not first and getattr(following, "comm", None) is not None:
                 there, peer = following.comm, following.peer
                 call.peers, call.every = there.peers(peer), following.every
+                call.posts, call.request = following.posts, following.number
                 call.other_tag = there.looking_for_other_tags(peer, following.tag)
         comm.release(pending)
 
@@ -1024,7 +1050,7 @@ def _within_buffers(
         wrong = behind_end(values[call.startswith("Scatter")])
     if wrong:
         raise OutsideOfBuffers(f"comm.I{call.lower()} needs {wrong}.")
-    return plain(self, *with_copy(call, values))
+    return plain(self, *with_copy(call, with_wrapping_sum(call, values)))
 
 
 def _returning(name: str, peer: tuple[str, int] | None) -> Callable[..., Request | Prequest]:
@@ -1047,6 +1073,11 @@ def _returning(name: str, peer: tuple[str, int] | None) -> Callable[..., Request
         request.comm, request.op, request.every = self, name, peer is None
         request.epoch = self._world.epoch
         request.buffers, request.room = arguments, room
+        if peer is None:
+            posts = self._group().posts
+            request.posts = posts.persistent() if kind is Prequest else posts
+            if kind is Request:
+                _add_posts((request,))
         if peer is not None:
             request.peer = _argument(peer, arguments, options, MPI.ANY_SOURCE)
         if receives:

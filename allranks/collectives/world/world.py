@@ -27,6 +27,7 @@ from allranks.collectives.calls.call import (
     drive,
 )
 from allranks.collectives.calls.journal import Journal, Presence, named
+from allranks.collectives.calls.posts import Posts
 from allranks.collectives.calls.rank_state import PROCESS, Board, RankState
 from allranks.collectives.calls.specs import Spec, pack
 from allranks.collectives.calls.watch import LineReporter, Watch
@@ -67,6 +68,7 @@ class Group:
         """Cached properties of calls of the same kind."""
         self.gpu: GpuTransport | None = None
         """The transports of the members' GPUs; None before an epoch's first array on a GPU."""
+        self.posts = Posts(own, self.number)
         self.refused = 0
         """How many calls of MPI this rank has refused in this epoch; other members may have made
         them."""
@@ -719,6 +721,8 @@ class World(RankState):
             self.spoil(f"has left {self.scope.name} without synchronize() on a handle")
         if self.dropped_requests and self.mpi is not None:
             self.mpi.release_dropped()
+        for group in list(self.groups.values()):
+            group.posts.leave(self.dropped_requests)
         super().leave(reason, failed, where, gone=gone)
 
     def renewed(self, epoch: int) -> None:

@@ -1,4 +1,4 @@
-"""Which nodes of Dask and Ray are chosen, without either."""
+"""Which nodes of Dask and Ray are chosen, and which have ended, without either."""
 
 from types import SimpleNamespace
 
@@ -6,7 +6,7 @@ import pytest
 
 from allranks.cluster import launchers
 from allranks.cluster.launchers import ray_dask
-from allranks.cluster.launchers.actors import ActorNode
+from allranks.cluster.launchers.actors import ActorNode, DaskActors
 from allranks.errors import UsageError
 
 NODES = [ActorNode("h1", "10.0.0.1", 4, 2), ActorNode("h2", "10.0.0.2", 2)]
@@ -53,3 +53,16 @@ def test_what_the_nodes_lack_is_said(size, on, said):
     with pytest.raises(UsageError) as raised:
         size(on)
     assert said in str(raised.value)
+
+
+class LostActor:
+    """As Dask's, once its worker is lost: also to ask it for a method raises."""
+
+    def __getattr__(self, name):
+        raise RuntimeError("Worker holding Actor was lost")
+
+
+def test_a_lost_node_of_dask_says_nothing_of_the_others():
+    running = SimpleNamespace(ended=lambda: SimpleNamespace(result=lambda: ""))
+    first, lost, last = DaskActors.call(object(), [running, LostActor(), running], "ended")
+    assert (first, str(lost), last) == ("", "Worker holding Actor was lost", "")

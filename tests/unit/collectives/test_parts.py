@@ -269,7 +269,7 @@ def test_a_rank_whose_data_move_waits_for_no_other():
 def test_a_rank_that_has_given_up_a_wait_still_shows_the_tag_of_the_message_that_had_come():
     # Another rank that finds the same deadlock may read it then.
     other_tag = OtherTag(1, 0, sent=1, wanted=2)
-    state, call = in_a_call(1, "comm.recv", ordered=False, other_tag=lambda: other_tag)
+    state, call = in_a_call(1, "comm.recv", ordered=False, peers=(0,), other_tag=lambda: other_tag)
     watch = Watch(state)
     watch._publish(call, (0,), 0.1, 1)
     watch._publish_other_tag(call)
