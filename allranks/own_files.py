@@ -29,7 +29,7 @@ from pathlib import Path
 #: A pipe would make the open wait for its other end.
 _SAFE = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _ANY_OTHERS = stat.S_IRWXG | stat.S_IRWXO
-_CREDENTIALS = struct.Struct("3i")
+_CREDENTIALS, _UNKNOWN = struct.Struct("3i"), -1
 _KEPT_DAYS = 7
 #: With which the name of a folder of logs begins.
 LOGS_TIME = "%Y%m%d-%H%M%S-"
@@ -266,16 +266,24 @@ def check_owner(descriptor: int, path: str) -> None:
         raise PermissionError(f"expected {path} to be yours, found that user {owner} has made it")
 
 
+def peer(connection: socket.socket) -> tuple[int, int]:
+    """Returns the process and the user at the other end of a socket, as the system knows them: 0 if
+    it does not know the process, as in another container, and 0 and -1 on macOS.
+    """
+    if not hasattr(socket, "SO_PEERCRED"):
+        return 0, _UNKNOWN
+    found = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    process, user, _ = _CREDENTIALS.unpack(found)
+    return process, user
+
+
 def check_peer(connection: socket.socket, path: str) -> None:
     """Raises PermissionError if the process at the other end of a socket is another user's.
 
     It checks nothing on macOS: there the rights of the socket's folder have to suffice.
     """
-    if not hasattr(socket, "SO_PEERCRED"):
-        return
-    found = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    _, user, _ = _CREDENTIALS.unpack(found)
-    if user not in (os.geteuid(), 0):
+    _, user = peer(connection)
+    if user not in (os.geteuid(), 0, _UNKNOWN):
         raise PermissionError(f"expected a process of yours at {path}, found one of user {user}")
 
 

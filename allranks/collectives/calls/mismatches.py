@@ -69,10 +69,8 @@ def mismatch_text(brought: dict[int, tuple[Spec, Site]]) -> str:
     if field == "shape" and specs[0].op.startswith("grouped_"):
         advice = "Pass the same arrays in the same order on every rank: those of the same model"
     if field == "shape" and any(_LABELLED.search(str(spec.shape)) for spec in specs):
-        word, advice = (
-            "shape and labels",
-            "Values are combined by their places. Sort them alike on ",
-        )
+        word = "shape and labels"
+        advice = "Values are combined by their places. Sort them alike on "
         advice += "every rank: x.reindex(labels), or x.sort_index(); or pass x.to_numpy()"
     if field == "shape" and title in _OF_RANKS:
         word, advice = "ranks", "Pass the same list on every rank, also on those that are not in it"
