@@ -29,7 +29,7 @@ from pathlib import Path
 #: A pipe would make the open wait for its other end.
 _SAFE = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _ANY_OTHERS = stat.S_IRWXG | stat.S_IRWXO
-_CREDENTIALS, _UNKNOWN = struct.Struct("3i"), -1
+_CREDENTIALS = struct.Struct("3i")
 _KEPT_DAYS = 7
 #: With which the name of a folder of logs begins.
 LOGS_TIME = "%Y%m%d-%H%M%S-"
@@ -271,7 +271,7 @@ def peer(connection: socket.socket) -> tuple[int, int]:
     it does not know the process, as in another container, and 0 and -1 on macOS.
     """
     if not hasattr(socket, "SO_PEERCRED"):
-        return 0, _UNKNOWN
+        return 0, -1
     found = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     process, user, _ = _CREDENTIALS.unpack(found)
     return process, user
@@ -283,7 +283,7 @@ def check_peer(connection: socket.socket, path: str) -> None:
     It checks nothing on macOS: there the rights of the socket's folder have to suffice.
     """
     _, user = peer(connection)
-    if user not in (os.geteuid(), 0, _UNKNOWN):
+    if hasattr(socket, "SO_PEERCRED") and user not in (os.geteuid(), 0):
         raise PermissionError(f"expected a process of yours at {path}, found one of user {user}")
 
 

@@ -262,7 +262,7 @@ except BaseException as error:
     print(error)
 """
 ANOTHER = """
-import os, subprocess, sys, time
+import atexit, os, subprocess, sys, time
 from allranks.cluster.ipython_profile import profile_folder
 from allranks.features.ipyparallel.connection_files import connection_files
 (file,) = connection_files(profile_folder())
@@ -272,6 +272,7 @@ theirs = subprocess.Popen(
     text=True,
     start_new_session=True,  # the notebook's interrupts are not for it
 )
+atexit.register(theirs.kill)
 while not os.path.exists("{} has begun"):
     time.sleep(0.01)
 """
