@@ -51,7 +51,7 @@ _COMMAND = re.compile(
     r"(?:[^\s.,;]|[.,;](?=\S)| (?! |\(|(?:and|or)\b))*"
 )
 #: They take no room on a line.
-_COLOURS = re.compile(r"\x1b\[[\d;]*m")
+COLOURS = re.compile(r"\x1b\[[\d;]*m")
 #: Stands for a space within a command, and is no white space where a line is broken.
 _WITHIN = "\0"
 
@@ -67,7 +67,7 @@ def whole_commands(text: str, width: int) -> str:
 
 
 def _is_long(line: str, width: int) -> bool:
-    return len(line) > width and len(_COLOURS.sub("", line)) > width
+    return len(line) > width and len(COLOURS.sub("", line)) > width
 
 
 def _broken(line: str, width: int) -> str:

@@ -266,16 +266,24 @@ def check_owner(descriptor: int, path: str) -> None:
         raise PermissionError(f"expected {path} to be yours, found that user {owner} has made it")
 
 
+def peer(connection: socket.socket) -> tuple[int, int]:
+    """Returns the process and the user at the other end of a socket, as the system knows them: 0 if
+    it does not know the process, as in another container, and 0 and -1 on macOS.
+    """
+    if not hasattr(socket, "SO_PEERCRED"):
+        return 0, -1
+    found = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    process, user, _ = _CREDENTIALS.unpack(found)
+    return process, user
+
+
 def check_peer(connection: socket.socket, path: str) -> None:
     """Raises PermissionError if the process at the other end of a socket is another user's.
 
     It checks nothing on macOS: there the rights of the socket's folder have to suffice.
     """
-    if not hasattr(socket, "SO_PEERCRED"):
-        return
-    found = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    _, user, _ = _CREDENTIALS.unpack(found)
-    if user not in (os.geteuid(), 0):
+    _, user = peer(connection)
+    if hasattr(socket, "SO_PEERCRED") and user not in (os.geteuid(), 0):
         raise PermissionError(f"expected a process of yours at {path}, found one of user {user}")
 
 

@@ -28,7 +28,7 @@ class CapturedOutput(HiddenView):
         self._parts = defaultdict[int, list[str]](list)
         self.notices: list[str] = []
         """Lines about the call as a whole."""
-        super().__init__(self._take, self.notices.append)
+        super().__init__(self._take, self.notices.append, is_read=True)
 
     def _take(self, batch: Output) -> None:
         for kind, *rest in batch.entries:

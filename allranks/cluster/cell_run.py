@@ -123,13 +123,18 @@ class HiddenView:
     """The view of calls that are no cell of the reader's: it shows nothing.
 
     The next cell shows the output given to ``keep``; ``tell`` gets lines about the cell as a whole.
+    ``is_read``: whether the user sees these; else the next cell shows what has replaced dead ranks.
     """
 
     def __init__(
-        self, keep: Callable[[Output], object], tell: Callable[[str], object] = lambda text: None
+        self,
+        keep: Callable[[Output], object],
+        tell: Callable[[str], object] = lambda text: None,
+        is_read: bool = False,
     ) -> None:
         self._keep = keep
         self._tell = tell
+        self.is_read = is_read
 
     def output(self, batch: Output) -> None:
         """Passes on what a rank has printed."""

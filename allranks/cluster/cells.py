@@ -14,20 +14,14 @@ from allranks import own_files
 from allranks.cluster.calls import CapturedOutput, Turns
 from allranks.cluster.cell_run import CellRun, HiddenView, View, show_late
 from allranks.cluster.connection import Connection
-from allranks.cluster.failures import (
-    NEXT_CELL,
-    RankStatus,
-    read_statuses,
-)
+from allranks.cluster.failures import NEXT_CELL, RankStatus, read_statuses
 from allranks.cluster.features import NotebookHooks
 from allranks.cluster.kept_folders import KeptFolders
 from allranks.cluster.log_folder import refused_log_folder
 from allranks.cluster.options import check_source, check_timeout
 from allranks.cluster.renewal import renew
 from allranks.cluster.sockets import Answers
-from allranks.cluster.state import (
-    ClusterState,
-)
+from allranks.cluster.state import ClusterState
 from allranks.errors import CellFailed, ClusterLost, UsageError
 from allranks.records import requests
 from allranks.records.ranks import among, label
@@ -83,7 +77,7 @@ class Cells:
         self.show_output = True
         """Whether cells without a view show what the ranks print."""
         self.expects_clients = True
-        """Whether ipyparallel's controller starts with the ranks, or only when it is needed."""
+        """Whether the controller of clients starts with the ranks, or only when it is needed."""
         #: Whether these ranks begin without anything kept.
         self._fresh = True
         self.news: list[str] = []
@@ -181,7 +175,7 @@ class Cells:
         after_clients: bool = False,
     ) -> Answers:
         """Returns the ranks' answers to a request of ``allranks.records.requests``; if wanted, once
-        they have answered the requests of ipyparallel's clients.
+        they have answered the requests of clients.
         """
         self.catch_up()
         chosen = among(ranks, self.size)

@@ -16,12 +16,7 @@ from allranks.cluster.cells import Cells
 from allranks.cluster.failures import RankStatus
 from allranks.cluster.features import NotebookHooks
 from allranks.cluster.launchers.launcher import MultiHostLauncher
-from allranks.cluster.options import (
-    check_allowed,
-    check_open_files,
-    check_preload,
-    choose_size,
-)
+from allranks.cluster.options import check_allowed, check_open_files, check_preload, choose_size
 from allranks.cluster.sockets import InterruptRequested
 from allranks.errors import CellFailed, UsageError
 from allranks.records import requests

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 from allranks.cluster import failures
 from allranks.cluster.failures import CellRecord
-from allranks.cluster.features import ClusterContext, NotebookHooks
+from allranks.cluster.features import ClusterContext, NotebookFeature, NotebookHooks
 from allranks.cluster.function_sources import with_sources
 from allranks.cluster.host_agent import HostAgentProcess, MultiHostAgents, open_sockets
 from allranks.cluster.last_words import LastWords
@@ -36,14 +36,7 @@ from allranks.cluster.sockets import (
     RankSockets,
     closing_if_failed,
 )
-from allranks.cluster.state import (
-    Came,
-    CellState,
-    ClusterEvent,
-    ClusterState,
-    Deaths,
-    HostLost,
-)
+from allranks.cluster.state import Came, CellState, ClusterEvent, ClusterState, Deaths, HostLost
 from allranks.countdown import Countdown
 from allranks.errors import CellInterrupted, ClusterLost, StartFailed, UsageError, WireError
 from allranks.records import limits, requests
@@ -533,7 +526,9 @@ class Connection:
         calls = (one.call_when_answered for one in holding)
         self.hooks.call_each(calls, engines, lambda: self.inbox.put(ClientAnswered()))
         quiet: Countdown | None = Countdown(_SLOW_CLIENT_SECONDS)
-        with self.inbox.hearing_interrupts(), self._awaiting_clients():
+        with self.inbox.hearing_interrupts(), ExitStack() as over:
+            over.callback(setattr, self, "awaits_clients", False)
+            self.awaits_clients = True
             while engines := self.unanswered(ranks):
                 if self.step(_POLL_SECONDS):
                     self.hooks.call_each((one.give_up for one in holding), engines)
@@ -544,14 +539,6 @@ class Connection:
                     quiet = None
                     which = label(sorted(engines.values()))
                     tell(f"{which} must first answer {holding[0].holds_cells}; interrupt to end it")
-
-    @contextmanager
-    def _awaiting_clients(self) -> Iterator[None]:
-        self.awaits_clients = True
-        try:
-            yield
-        finally:
-            self.awaits_clients = False
 
     def _handle(self, event: Event) -> None:
         if isinstance(event, WireError) and self._end_sender(event):
@@ -642,7 +629,7 @@ class Connection:
     def _announce(self, deaths: Deaths) -> None:
         alive = self.roster.alive
         for end in deaths.ends:
-            self.hooks.rank_died(end.rank)
+            self.hooks.call(NotebookFeature.rank_died, end.rank)
         for end in deaths.ends if alive else ():
             self.send(alive, Died(end.rank, self.words.death_text(end)))
         # Each death is reported once: a replacement that died as well has no cell.

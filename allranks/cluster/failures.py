@@ -19,14 +19,13 @@ from typing import Any
 import psutil
 
 from allranks import own_files
-from allranks.errors import WAITING, CellTimeout, Report, UsageError
+from allranks.errors import COLOURS, WAITING, CellTimeout, Report, UsageError
 from allranks.records.agent import AgentExit, Exit, HostLeft, LauncherExit
 from allranks.records.code_names import FILE_OF_CELL
 from allranks.records.ranks import ENDINGS, IDLE, Activity, label
 from allranks.records.telemetry import Telemetry
 from allranks.records.wire import Hello, Output, Reply, Result
 
-_ANSI = re.compile(r"\x1b\[[0-9;]*m")
 #: What a traceback calls the error: in its first line, and in its last.
 _INTERRUPTED = re.compile(r"^((?:\x1b\[[0-9;]*m)*)KeyboardInterrupt\b(.*)$", re.MULTILINE)
 _OF_INTERRUPTS = (KeyboardInterrupt.__name__, CellTimeout.__name__)
@@ -37,7 +36,7 @@ DEAD = Activity("dead")
 
 
 def plain(text: str) -> str:
-    return _ANSI.sub("", text)
+    return COLOURS.sub("", text)
 
 
 def fold(reports: Iterable[Report]) -> list[list[Report]]:

@@ -461,12 +461,6 @@ class NotebookHooks(Hooks[NotebookFeature]):
     def started(self, cluster: ClusterContext) -> None:
         self.call(NotebookFeature.started, cluster)
 
-    def ranks_reserved(self) -> None:
-        self.call(NotebookFeature.ranks_reserved)
-
-    def rank_died(self, rank: int) -> None:
-        self.call(NotebookFeature.rank_died, rank)
-
     def start_texts(self, settings: Mapping[str, str]) -> list[str]:
         return [text for text in self.call(NotebookFeature.start_text, settings) if text]
 

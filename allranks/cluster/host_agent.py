@@ -28,18 +28,9 @@ from allranks.cluster.features import NotebookHooks
 from allranks.cluster.launchers.addresses import ports
 from allranks.cluster.launchers.job import Host
 from allranks.cluster.launchers.launcher import MultiHostLauncher
-from allranks.cluster.launchers.mpiexec import (
-    LASTING,
-    LASTING_SETTINGS,
-    LASTING_SETTINGS_ALONE,
-)
+from allranks.cluster.launchers.mpiexec import LASTING, LASTING_SETTINGS, LASTING_SETTINGS_ALONE
 from allranks.cluster.launchers.registry import AnyLauncher
-from allranks.cluster.sockets import (
-    EventQueue,
-    ListeningSockets,
-    RankSockets,
-    closing_if_failed,
-)
+from allranks.cluster.sockets import EventQueue, ListeningSockets, RankSockets, closing_if_failed
 from allranks.errors import StartFailed
 from allranks.records import limits
 from allranks.records.agent import (

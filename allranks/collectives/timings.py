@@ -148,7 +148,7 @@ _Key = tuple[str, str, str, int, int, str]
 
 
 @dataclass(slots=True)
-class _Sums:
+class Sums:
     """The sums of one kind of call."""
 
     calls: int = 0
@@ -180,7 +180,7 @@ class Totals:
 
     def __init__(self, journal: Journal | None = None) -> None:
         self._journal = journal or world.current().journal
-        self._sums: dict[_Key, _Sums] = {}
+        self._sums: dict[_Key, Sums] = {}
         self.begin()
 
     def begin(self) -> None:
@@ -195,7 +195,7 @@ class Totals:
         """
         if not self._journal.fresh:
             return []
-        touched: dict[_Key, _Sums] = {}
+        touched: dict[_Key, Sums] = {}
         now, spans = perf_counter(), self.spans
         # A cell may have made thousands of calls, most of them in the same few lines.
         names: dict[Site, str] = {}
@@ -216,7 +216,7 @@ class Totals:
             key = op, name, dtype, call.nbytes, ranks, call.transport
             if key not in self._sums and len(self._sums) >= KINDS:
                 key = (op, _OTHERS, "", 0, ranks, "")
-            sums = touched[key] = self._sums.get(key) or self._sums.setdefault(key, _Sums())
+            sums = touched[key] = self._sums.get(key) or self._sums.setdefault(key, Sums())
             sums.add(wait, transfer, moving, call.last_rank)
             if spans.origin <= call.ended <= now:
                 spans.call(call.ended, wait, transfer, call.last_rank)

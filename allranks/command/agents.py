@@ -298,23 +298,23 @@ class AgentTools:
 
     def restart(self) -> str:
         """Ends the ranks, also those that hang. The next cell starts new ones without variables."""
-        # The second interrupt of a cell ends the ranks that do not react to the first.
-        for _ in range(2):
-            if self._is_busy():
-                self._interrupt()
-                self._wait(_WAIT_SECONDS / 3)
+        self._end_cell(_WAIT_SECONDS / 3)
         with self._lock:
             self._running = self._thread.submit(self._cluster.stop)
         self._wait(_WAIT_SECONDS / 3)
         return "The ranks end." if self._is_busy() else f"The ranks have ended. {_NO_RANKS}"
 
     def close(self) -> None:
+        self._end_cell(_WAIT_SECONDS)
+        self._thread.submit(self._cluster.stop)
+        self._thread.shutdown()
+
+    def _end_cell(self, seconds: float) -> None:
+        # The second interrupt of a cell ends the ranks that do not react to the first.
         for _ in range(2):
             if self._is_busy():
                 self._interrupt()
-                self._wait()
-        self._thread.submit(self._cluster.stop)
-        self._thread.shutdown()
+                self._wait(seconds)
 
     def _interrupt(self) -> None:
         if self._cells:

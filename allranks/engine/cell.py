@@ -70,6 +70,10 @@ _CHANGED = (
 _BEFOREHAND = f"This failed before the cell's first line: no line has run here. {_CHANGED}"
 _AFTERWARDS = "This failed after the cell's last line: its variables are kept, its value is lost."
 _NOT_THE_CELL = f"This error was not raised by a line of the cell. {_CHANGED}"
+_NOT_BEGUN = (
+    "KeyboardInterrupt: the cell had not begun here, because a request of a client was to be "
+    "answered first. The request goes on."
+)
 _LOW_LIMIT = "A cell has set the recursion limit of this rank to {}. Type: %distributed restart"
 _RECURSION_LIMIT = sys.getrecursionlimit()
 #: Raised without a line of the cell, too, but with a reason of their own.
@@ -309,11 +313,21 @@ class CellRunner:
         collectives.scope.fail(cell, when)
         more = _AFTERWARDS if self.has_begun else _BEFOREHAND
         found = report(error, plain(error, ""), self.rank, self.device, "", more)
+        return self._reply_outside(cell, _failed_as(found), found)
+
+    def interrupted_before(self, cell: int) -> Reply:
+        """Returns the reply to a cell that is left out, because an interrupt has come before it
+        could begin. In any thread.
+        """
+        found = report(KeyboardInterrupt(), [_NOT_BEGUN], self.rank, self.device, "")
+        return self._reply_outside(cell, "interrupted", found)
+
+    def _reply_outside(self, cell: int, status: str, found: Report) -> Reply:
         this = world.current()
         return Reply(
             rank=self.rank,
             cell=cell,
-            status=_failed_as(found),
+            status=status,
             seconds=0.0,
             dirty=this.unfinished,
             has_value=False,

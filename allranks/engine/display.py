@@ -24,16 +24,20 @@ _WHOLE_VALUE = "%%distributed -o NAME returns the whole value, print() writes it
 _WHOLE_TEXT = "print() writes the whole text to the log"
 
 
-class RankDisplayHook(DisplayHook):
-    """Shows the value of a cell's last expression."""
+class _InTranscript:
+    """Places what a cell displays in the transcript."""
 
     def __init__(self, shell: InteractiveShell, transcript: Transcript) -> None:
-        super().__init__(shell=shell, parent=shell)  # type: ignore[no-untyped-call]
+        super().__init__(shell=shell, parent=shell)  # type: ignore[call-arg]
         self.transcript = transcript
 
     def set_parent(self, parent: dict[str, Any]) -> None:
         # ipykernel names the message that is answered, which is never a cell.
         ...
+
+
+class RankDisplayHook(_InTranscript, DisplayHook):
+    """Shows the value of a cell's last expression."""
 
     def write_output_prompt(self) -> None:
         # The view labels the value with its rank, not with ``Out[n]:``.
@@ -48,16 +52,8 @@ class RankDisplayHook(DisplayHook):
         self._is_active = False
 
 
-class RankDisplayPublisher(DisplayPublisher):
+class RankDisplayPublisher(_InTranscript, DisplayPublisher):
     """Publishes ``display(…)``, its updates, and ``clear_output``."""
-
-    def __init__(self, shell: InteractiveShell, transcript: Transcript) -> None:
-        super().__init__(shell=shell, parent=shell)  # type: ignore[no-untyped-call]
-        self.transcript = transcript
-
-    def set_parent(self, parent: dict[str, Any]) -> None:
-        # ipykernel names the message that is answered, which is never a cell.
-        ...
 
     def publish(  # type: ignore[override]
         self,

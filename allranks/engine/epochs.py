@@ -35,6 +35,7 @@ class RankEpochs:
         reporter = world.current().line_reporter
         if reporter is not None:
             reporter.also.append(self._look)
+            reporter.is_idle = lambda: not self._is_busy()
 
     def note_use(self) -> None:
         """Publishes whether this rank has used MPI in this epoch."""
@@ -80,8 +81,11 @@ class RankEpochs:
                 self._begin(world.current())
 
     def _is_called(self) -> bool:
-        this, busy = world.current(), self.in_request or self._wire.busy
-        return not busy and this.epoch + 1 in this.board.column(fields.BEGINS)
+        this = world.current()
+        return not self._is_busy() and this.epoch + 1 in this.board.column(fields.BEGINS)
+
+    def _is_busy(self) -> bool:
+        return self.in_request or self._wire.busy
 
     def _begin(self, this: World) -> None:
         self._begin_epoch(lambda: collectives.renew(this.epoch + 1))

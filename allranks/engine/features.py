@@ -239,16 +239,9 @@ class RankFeature:
 
 #: The hooks that are called once a feature is no longer dormant.
 _IN_CELLS = {
-    *(
-        "cell_started",
-        "cell_running",
-        "interrupted",
-        "output_sending",
-        "error_raised",
-        "hidden_frames",
-    ),
-    *("error_details", "pulse_fields", "cell_finished", "cell_left", "epoch_ended"),
-    "rank_replaced",
+    *("cell_started", "cell_running", "interrupted", "output_sending", "error_raised"),
+    *("hidden_frames", "error_details", "pulse_fields", "cell_finished", "cell_left"),
+    *("epoch_ended", "rank_replaced"),
 }
 
 

@@ -142,11 +142,11 @@ def kill_children(spare_trackers: bool = False, spare_agents: bool = False) -> b
     return bool(found)
 
 
-def end_descendants(alone_seconds: float, trackers_seconds: float, agents_seconds: float) -> None:
+def end_descendants(alone_seconds: float, agents_seconds: float) -> None:
     """Ends all descendants of this process, which adopts orphans, and waits for the last one.
 
-    They have ``alone_seconds`` to end by themselves; from then on those that `kill_children` can
-    spare have the other times.
+    They have ``alone_seconds`` to end by themselves. From then on host agents have the time
+    ``agents_seconds``, and trackers `limits.TRACKER_SECONDS`: see `kill_children`.
     """
     began = time.monotonic()
     while reap_all() and time.monotonic() < began + alone_seconds:
@@ -155,7 +155,7 @@ def end_descendants(alone_seconds: float, trackers_seconds: float, agents_second
     while reap_all():
         waited = time.monotonic() - began
         kill_children(
-            spare_trackers=waited < trackers_seconds, spare_agents=waited < agents_seconds
+            spare_trackers=waited < limits.TRACKER_SECONDS, spare_agents=waited < agents_seconds
         )
         time.sleep(_POLL_SECONDS)
 

@@ -113,7 +113,9 @@ class Rank:
         #: The last cell.
         self._task: asyncio.Task[None] | None = None
         #: The context variables as the last cell has left them, as numpy's options.
-        self._context: Context | None = None
+        self._context = Context()
+        #: The cells that have come and not begun.
+        self._not_begun: set[int] = set()
         self._mpi_ports: list[int] = []
         self._meets = False
         """Whether this rank is in a step that all ranks do together, between two cells."""
@@ -313,7 +315,7 @@ class Rank:
             self._submit(record, partial(self._run_of_all, record, payloads))
         elif isinstance(record, Interrupt):
             if record.cell != BETWEEN_CELLS:
-                self._runner.interrupts.send(record.cell)
+                self._interrupt(record.cell)
             elif not self._meets:
                 self._runner.interrupts.end_between_cells()
         elif isinstance(record, Died):
@@ -329,15 +331,33 @@ class Rank:
             else:
                 self._loop.call_soon_threadsafe(self._answer, record, payloads)
 
+    def _interrupt(self, cell: int) -> None:
+        # The request may be another notebook's: it goes on.
+        if self._epochs.in_request and self._has_taken(cell):
+            self.wire.send(self._runner.interrupted_before(cell))
+        else:
+            self._runner.interrupts.send(cell)
+
+    def _has_taken(self, cell: int) -> bool:
+        """Whether a cell that has come is the caller's: to begin it, or to leave it out."""
+        try:
+            self._not_begun.remove(cell)
+        except KeyError:
+            return False
+        return True
+
     def _submit(self, cell: RunCell, run: Callable[[], Awaitable[Replies]]) -> None:
         assert self._loop is not None
+        self._not_begun.add(cell.cell)
         # This is the thread of the wire; cells run in the main thread.
-        self._loop.call_soon_threadsafe(self._start_cell, cell, run, context=self._context)
+        self._loop.call_soon_threadsafe(self._start_cell, cell, run)
 
     def _start_cell(self, cell: RunCell, run: Callable[[], Awaitable[Replies]]) -> None:
+        if not self._has_taken(cell.cell):
+            return
         running = self._run_cell(cell, run)
         try:
-            self._task = ensure_future(running)
+            self._task = self._context.run(ensure_future, running)
         except BaseException as error:  # a cell may have replaced what asyncio itself needs
             running.close()
             self._reply_failure(cell.cell, error)
@@ -469,12 +489,14 @@ class Rank:
         elif not busy and not doing.text:
             # A hook of a feature, a request of a client, or a finalizer.
             place = sites.of_frame(frames.frame_of_main_thread()).place
-            doing = Activity("between two cells", f"at {sites.with_source(place)}")
+            what = "in a request of a client, at" if self._epochs.in_request else "at"
+            doing = Activity("between two cells", f"{what} {sites.with_source(place)}")
         return {
             "pid": os.getpid(),
             "rss_nbytes": self._telemetry.rss_nbytes(),
             "doing": doing,
             "line": current_line() if busy else "",
+            "request": self._epochs.in_request and not busy,
         }
 
     def _pulled(self, names: list[str]) -> bytes:

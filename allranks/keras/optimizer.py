@@ -18,6 +18,7 @@ from allranks.collectives.world.process_sets import group_of
 from allranks.errors import UsageError
 from allranks.keras import missing_gradients
 from allranks.keras.private_names import replace, require, subclass
+from allranks.keras.reducing import Reducing, set_untracked
 from allranks.keras.versions import inner, keras
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ def distribute(optimizer: Any, op: ReduceOp, process_set: ProcessSet, name: str 
     require(keras.optimizers.Optimizer, "apply", "_clip_gradients", "_backend_apply_gradients")
     if not isinstance(optimizer, Distributed):
         optimizer.__class__ = subclass(type(optimizer), Distributed)
-    _set(optimizer, _allranks=(op, process_set, name or _NAME))
+    set_untracked(optimizer, _allranks=(op, process_set, name or _NAME))
     if keras.backend.backend() == "jax":
         from allranks.keras import jax_steps
 
@@ -49,55 +50,25 @@ def distribute(optimizer: Any, op: ReduceOp, process_set: ProcessSet, name: str 
     return optimizer
 
 
-def _set(optimizer: Any, **attributes: Any) -> None:
-    # Not by setattr, because Keras tracks what is assigned to an optimizer.
-    for name, value in attributes.items():
-        object.__setattr__(optimizer, name, value)
-
-
-class Distributed:
-    """Methods that are added to the class of an optimizer.
-
-    ``apply`` reduces gradients before Keras clips them. With gradient accumulation,
-    ``_clip_gradients`` reduces them once for all steps.
-    """
+class Distributed(Reducing):
+    """An optimizer on jax or torch."""
 
     _allranks: tuple[ReduceOp, ProcessSet, str]
     _allranks_step: CompiledStep | None = None
     _allranks_failed: Any = None
-    _allranks_filtered: Sequence[Any] = ()
-    # Of the class of Keras that follows in the order of the bases.
-    _trainable_variables: list[Any]
-    gradient_accumulation_steps: int | None
 
     def stateless_apply(
         self, optimizer_variables: Any, grads: Any, trainable_variables: Any
     ) -> Any:
         # On jax, a step of fit calls this, and returns the variables to Keras.
-        _set(self, _allranks_step=_traced_step())
+        set_untracked(self, _allranks_step=_traced_step())
         given = trainable_variables, optimizer_variables
         try:
             made = super().stateless_apply(optimizer_variables, grads, trainable_variables)  # type: ignore[misc]
             failed = self._allranks_failed
         finally:
-            _set(self, _allranks_step=None, _allranks_failed=None)
+            set_untracked(self, _allranks_step=None, _allranks_failed=None)
         return made if failed is None else _chosen(failed, given, made)
-
-    def apply(self, grads: Any, trainable_variables: Any = None) -> Any:
-        # fit(), apply_gradients(), stateless_apply() and the user's own loops all call this.
-        grads = list(grads)
-        if trainable_variables is not None:
-            trainable_variables = list(trainable_variables)  # it may be an iterator
-        if not self.gradient_accumulation_steps:
-            given = trainable_variables is not None
-            variables = trainable_variables if given else self._trainable_variables
-            grads = self._allranks_reduced(grads, variables)
-        return super().apply(grads, trainable_variables)  # type: ignore[misc]
-
-    def _backend_apply_gradients(self, grads: Any, trainable_variables: Any) -> Any:
-        # Keras has left out the variables without a gradient.
-        _set(self, _allranks_filtered=list(trainable_variables))
-        return super()._backend_apply_gradients(grads, trainable_variables)  # type: ignore[misc]
 
     def _clip_gradients(self, grads: Any) -> Any:
         if self.gradient_accumulation_steps:
@@ -107,7 +78,7 @@ class Distributed:
     def _allranks_reduced(self, grads: list[Any], variables: Sequence[Any]) -> list[Any]:
         places = missing_gradients.places(variables, self._trainable_variables)
         made, failed = _reduced(grads, places, *self._allranks, self._allranks_step)
-        _set(self, _allranks_failed=failed)
+        set_untracked(self, _allranks_failed=failed)
         return made
 
     def __reduce__(self) -> Any:

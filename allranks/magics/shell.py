@@ -319,11 +319,9 @@ class AnsweredWhileBusy:
         channel = getattr(kernel, "shell_channel_thread", None)
         if channel is None:
             return  # this ipykernel has no subshells, and receives messages in another way
-        self._kernel, self._manager, self._receive_later = (
-            kernel,
-            channel.manager,
-            kernel.shell_main,
-        )
+        self._kernel = kernel
+        self._manager = channel.manager
+        self._receive_later = kernel.shell_main
         self._busy = busy
         self._answers = {
             "complete_request": kernel.complete_request,

@@ -22,6 +22,7 @@ from allranks.collectives.world.process_sets import group_of
 from allranks.errors import UsageError
 from allranks.keras import missing_gradients
 from allranks.keras.private_names import replace, require, subclass
+from allranks.keras.reducing import Reducing, set_untracked
 from allranks.keras.versions import build, inner, is_legacy
 from allranks.tensorflow.compression import TensorCompression
 from allranks.tensorflow.gradients import GradientReduction
@@ -112,7 +113,7 @@ def distribute(optimizer: Any, reduction: GradientReduction, passes: int, summed
         _accumulate(optimizer, passes)
     if not isinstance(optimizer, Keras3Distributed):
         optimizer.__class__ = subclass(type(optimizer), Keras3Distributed)
-    _set(optimizer, _allranks=reduction, _allranks_factor=float(passes) if summed else 1.0)
+    set_untracked(optimizer, _allranks=reduction, _allranks_factor=float(passes) if summed else 1.0)
     replace(keras.optimizers.LossScaleOptimizer, "check_finite", _on_all_ranks)
     _switch_off_xla()
     return optimizer
@@ -126,13 +127,7 @@ def _distribute_keras_2(
         require(type(optimizer), "_aggregate_gradients" if older else "aggregate_gradients")
         optimizer.__class__ = subclass(type(optimizer), Keras2Distributed)
     sums = GradientSums(passes, summed) if passes > 1 else None
-    _set(optimizer, _allranks=reduction, _allranks_sums=sums)
-
-
-def _set(optimizer: Any, **attributes: Any) -> None:
-    # Not by setattr, because Keras tracks variables that are assigned to an optimizer.
-    for name, value in attributes.items():
-        object.__setattr__(optimizer, name, value)
+    set_untracked(optimizer, _allranks=reduction, _allranks_sums=sums)
 
 
 class _Distributed:
@@ -145,32 +140,14 @@ class _Distributed:
         self._allranks.register_local([var])
 
 
-class Keras3Distributed(_Distributed):
-    """An optimizer of Keras 3.
-
-    ``apply`` reduces gradients before Keras clips them. With gradient accumulation,
-    ``_clip_gradients`` reduces them once for all passes.
-    """
+class Keras3Distributed(_Distributed, Reducing):
+    """An optimizer of Keras 3."""
 
     # Of the class of Keras that follows in the order of the bases.
-    gradient_accumulation_steps: int | None
     _iterations: Any
-    _trainable_variables: list[Any]
 
     _allranks_factor: float
-    _allranks_filtered: Sequence[Any] = ()
     _allranks_state: list[Any] | None = None
-
-    def apply(self, grads: Any, trainable_variables: Any = None) -> Any:
-        # fit(), apply_gradients() and the user's own loops all call this.
-        grads = list(grads)
-        if not self.gradient_accumulation_steps and grads:
-            if trainable_variables is not None:
-                trainable_variables = list(trainable_variables)  # it may be an iterator
-            given = trainable_variables is not None
-            variables = trainable_variables if given else self._trainable_variables
-            grads = self._allranks_reduced(grads, variables)
-        return super().apply(grads, trainable_variables)  # type: ignore[misc]
 
     def _clip_gradients(self, grads: Any) -> Any:
         if self.gradient_accumulation_steps:
@@ -190,18 +167,13 @@ class Keras3Distributed(_Distributed):
         places = missing_gradients.places(variables, self._trainable_variables)
         return self._allranks.reduce(grads, variables, places)
 
-    def _backend_apply_gradients(self, grads: Any, trainable_variables: Any) -> Any:
-        # Keras has left out the variables without a gradient.
-        _set(self, _allranks_filtered=list(trainable_variables))
-        return super()._backend_apply_gradients(grads, trainable_variables)  # type: ignore[misc]
-
     def build(self, variables: Any) -> Any:
         # Also restores the state that was pickled.
         super().build(variables)  # type: ignore[misc]
         if self._allranks_state is not None:
             with tf.init_scope():  # Keras calls build while it traces the first step
                 self.set_weights(self._allranks_state)  # type: ignore[attr-defined]
-            _set(self, _allranks_state=None)
+            set_untracked(self, _allranks_state=None)
 
     def __reduce__(self) -> Any:
         mine: Any = self
@@ -216,7 +188,7 @@ def _unpickled(
 ) -> Any:
     # The config contains the number of accumulated steps.
     made = distribute(kind.from_config(config), reduction, 1, False)
-    _set(made, _allranks_factor=factor, _allranks_state=state)
+    set_untracked(made, _allranks_factor=factor, _allranks_state=state)
     return made
 
 
@@ -308,12 +280,12 @@ class Keras2Distributed(_Distributed):
 
     def apply_gradients(self, grads_and_vars: Any, name: Any = None, **options: Any) -> Any:
         pairs = list(grads_and_vars)
-        _set(self, _allranks_variables=[variable for _, variable in pairs])
+        set_untracked(self, _allranks_variables=[variable for _, variable in pairs])
         try:
             return self._allranks_applied(pairs, name, options)
         finally:
             # Optimizers that scale the loss reduce before they call this.
-            _set(self, _allranks_variables=())
+            set_untracked(self, _allranks_variables=())
 
     def _allranks_applied(self, pairs: Pairs, name: Any, options: dict[str, Any]) -> Any:
         apply: Any = super().apply_gradients  # type: ignore[misc]

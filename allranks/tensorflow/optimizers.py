@@ -59,10 +59,8 @@ def DistributedOptimizer(
     }
     if isinstance(optimizer, tf.compat.v1.train.Optimizer):
         name = name or f"Distributed{type(optimizer).__name__}"
-        reduction, summed = (
-            GradientReduction(name=name, **settings),
-            not average_aggregated_gradients,
-        )
+        reduction = GradientReduction(name=name, **settings)
+        summed = not average_aggregated_gradients
         return DistributedV1Optimizer(
             optimizer, reduction, name, use_locking, backward_passes_per_step, summed
         )

@@ -17,7 +17,7 @@ from heapq import heappop, heappush
 from itertools import groupby, islice
 from typing import Any, NamedTuple
 
-from allranks.errors import for_screen
+from allranks.errors import COLOURS, for_screen
 from allranks.records import config
 from allranks.records.ranks import label
 from allranks.records.telemetry import Telemetry
@@ -80,7 +80,6 @@ _CONTROL = re.compile(
 
 #: One of these is in every bar, and in hardly anything else.
 _MARKS = ("%|", "━", "[=", "[>.")
-_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 _TQDM = re.compile(
     r"(?P<name>.*?) *(?P<percent>\d+)%\|[^|]*\| *(?P<done>[\d.]+)(?P<unit>[a-zA-Z]*)"
     r"/(?P<total>[\d.]+[a-zA-Z]*) \[(?P<elapsed>[\d:]+)"
@@ -213,7 +212,7 @@ def may_be_bar(text: str) -> bool:
 def _bar(text: str) -> _Bar | None:
     if not may_be_bar(text):
         return None
-    text = _COLOURS.sub("", text)
+    text = COLOURS.sub("", text)
     if found := _TQDM.match(text):
         name, total, elapsed = found["name"], found["total"], found["elapsed"]
         return _Bar(name, total, int(found["percent"]), float(found["done"]), elapsed)
@@ -298,7 +297,7 @@ def _lines_of_values(lines: Sequence[Line]) -> dict[int, int]:
             if at > first:
                 last[first] = at
             continue
-        text = _COLOURS.sub("", line.text) if "\x1b" in line.text else line.text
+        text = COLOURS.sub("", line.text) if "\x1b" in line.text else line.text
         begins = _VALUE_BEGINS.match(text)
         if not begins and not open_lines:
             continue  # most lines, in little time

@@ -102,10 +102,8 @@ def wait_for_sorted_rates(lab):
 def told_apart_by_parameters(lab):
     """More than 16 members are grouped unasked; a line a member leads from parameters to metric."""
     out = lab.output(1)
-    by, canvas = (
-        out.get_by_role("combobox", name="by", exact=True),
-        out.locator("canvas[aria-label^='accuracy:']"),
-    )
+    by = out.get_by_role("combobox", name="by", exact=True)
+    canvas = out.locator("canvas[aria-label^='accuracy:']")
     legend = out.locator(".ar-panel-curves .ar-legend")
     expect(by).to_have_value("lr")
     expect(canvas).to_have_attribute("aria-label", re.compile(r"lr=0.003, 4 members: mean 0\.\d"))

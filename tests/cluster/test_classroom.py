@@ -18,6 +18,7 @@ from pathlib import Path
 
 import pytest
 
+from allranks import own_files
 from allranks.errors import UsageError
 from allranks.features.classroom import board, door, states
 from allranks.features.classroom import student as student_side
@@ -403,7 +404,7 @@ def test_a_name_that_another_account_has_taken_prevents_no_class(
     (place / f"{folder.name}-more").symlink_to(place)
     opened = board.ClassBoard(None)
     connection = door.connect(TEACHER)
-    assert door.peer_uid(connection) == os.getuid()
+    assert own_files.peer(connection) == (os.getpid(), os.getuid())
     connection.close()
     with pytest.raises(UsageError, match="another notebook of yours has the class"):
         door.listen(None)

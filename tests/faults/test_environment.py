@@ -27,10 +27,8 @@ def idle(own_notebook):
     assert own_notebook.run("%distributed stop").status == "ok"
 
 
-WORK, WORKED = (
-    "size, rank // 2, allreduce(1, op=Sum), comm.allreduce(1)",
-    "ranks 0–1 → (2, 0, 2, 2)\n",
-)
+WORK = "size, rank // 2, allreduce(1, op=Sum), comm.allreduce(1)"
+WORKED = "ranks 0–1 → (2, 0, 2, 2)\n"
 
 
 def environ(notebook, **values):

@@ -9,7 +9,6 @@ CORE = Path(__file__).parents[2] / "allranks"
 FOLDERS = ("cluster", "collectives", "engine", "magics", "records", "widgets")
 LIBRARIES = "ipyparallel|torch|jax|tensorflow|horovod"
 REASONS = {
-    "cluster/cells.py": "a cell waits for requests of ipyparallel's clients",
     "cluster/cluster.py": "Cluster.client() returns a client of ipyparallel",
     "cluster/doctor.py": "reports which libraries are installed",
     "cluster/launchers/slurm.py": "reads ipyparallel's settings of Slurm",

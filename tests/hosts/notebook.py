@@ -8,7 +8,7 @@ from pathlib import Path
 
 import psutil
 
-from tests.faults.notebook import Notebook
+from tests.faults.notebook import Notebook, name_of
 from tests.hosts.hosts import Hosts
 from tests.kernel import spec_of
 
@@ -47,7 +47,7 @@ class NotebookOnAHost(Notebook):
         self.pid = next(p.pid for p in self._inside() if "ipykernel_launcher" in p.cmdline())
 
     def _inside(self) -> list[psutil.Process]:
-        return [process for process in super().children() if _name(process) != "nsenter"]
+        return [process for process in super().children() if name_of(process) != "nsenter"]
 
     def children(self) -> list[psutil.Process]:
         """Returns the processes on the notebook's own host that came from its kernel."""
@@ -62,10 +62,3 @@ class NotebookOnAHost(Notebook):
         left = self._hosts.left()
         assert left == [], left
         super().check_nothing_left()
-
-
-def _name(process: psutil.Process) -> str:
-    try:
-        return process.name()
-    except psutil.NoSuchProcess:
-        return ""

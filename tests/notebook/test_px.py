@@ -243,6 +243,71 @@ def test_stop_ends_the_request_that_a_cell_waits_for(px):
     assert px.run("%%px\nsize").text == "ranks 0–2 → 3\n"
 
 
+THEIRS = """
+import sys, ipyparallel as ipp
+def until(name):
+    import os, time
+    open("until has begun", "w").close()
+    while not os.path.exists(name):
+        time.sleep(0.01)
+def total():
+    from allranks.collectives import allreduce
+    open("total has begun", "w").close()
+    return allreduce(10.0)
+_, file, ranks, function, *arguments = sys.argv
+result = ipp.Client(file)[eval(ranks)].apply_async(globals()[function], *arguments)
+try:
+    print(result.get())
+except BaseException as error:
+    print(error)
+"""
+ANOTHER = """
+import atexit, os, subprocess, sys, time
+from allranks.cluster.ipython_profile import profile_folder
+from allranks.features.ipyparallel.connection_files import connection_files
+(file,) = connection_files(profile_folder())
+theirs = subprocess.Popen(
+    [sys.executable, "theirs.py", str(file), *{!r}],
+    stdout=subprocess.PIPE,
+    text=True,
+    start_new_session=True,  # the notebook's interrupts are not for it
+)
+atexit.register(theirs.kill)
+while not os.path.exists("{} has begun"):
+    time.sleep(0.01)
+"""
+
+
+def start_another(px, ranks, function, *arguments):
+    """Has a client of another notebook call a function, which the ranks have begun."""
+    (px.cwd / "theirs.py").write_text(THEIRS)
+    px.run(ANOTHER.format((ranks, function, *arguments), function)).ok()
+
+
+def test_a_request_of_another_notebook_is_named_and_an_interrupt_leaves_it_alone(px):
+    start_another(px, "slice(0, 2)", "until", "their-gate")
+    cell = px.start("%%px\nleft_out = rank")
+    cell.wait_for("ranks 0–1 must first answer a request of an ipyparallel client of another")
+    px.interrupt()
+    cell.wait().fails("CellInterrupted")
+    assert "had not begun here" in cell.text
+    (px.cwd / "their-gate").touch()
+    assert px.value("theirs.communicate()[0]") == "'[None, None]\\n'"
+    assert px.run("%%px\nallreduce(rank, op=Sum), 'left_out' in globals()").text.splitlines() == [
+        "ranks 0–1 → (3, False)",
+        "rank 2    → (3, True)",
+    ]
+
+
+def test_a_call_of_a_cell_is_not_taken_for_one_of_a_request(px):
+    start_another(px, "[1]", "total")
+    cell = px.run("%%px\nallreduce(1.0 * rank)")
+    said = "rank 1 is in a request of a client, ranks 0, 2 in a cell"
+    cell.fails("CellFailed", "CollectiveMismatch").says(said)
+    assert said in px.value("theirs.communicate()[0]")
+    assert px.run("%%px\nallreduce(rank, op=Sum)").text == "ranks 0–2 → 3\n"
+
+
 def test_the_requests_of_a_client_fail_when_its_ranks_end(px):
     px.run(
         f"import ipyparallel as ipp\n{UNTIL}\nold = ipp.Client()\n"
@@ -288,13 +353,28 @@ def test_an_interrupted_request_says_for_which_rank_it_waited(px):
     assert px.value("{one[1] for one in waits.exception().elist}") == str({said})
 
 
+def test_a_view_that_waits_for_ranks_outside_of_it_says_so(px):
+    px.run("import time\ndef sums():\n    return allreduce(rank, Sum)").ok()
+    waits = px.start("rc[:2].apply_sync(sums)")
+    waits.wait_for("rank 2 has nothing to run: no cell, and no request of a client")
+    px.interrupt()
+    waits.wait().fails("CellInterrupted").says("rank 0 · allreduce(Sum) at In[", "s for rank 2:")
+    assert px.value("rc[:2].apply_async(sums) and rc[2].apply_sync(sums)") == "3"
+
+
+def test_a_collective_that_a_later_request_completes_ends(px):
+    px.run("begun = dv.execute('if rank == 0: comm.bcast(7)', block=False)").ok()
+    assert px.value("rc[[2, 1]].apply_sync(lambda: comm.bcast(None))") == "[7, 7]"
+    px.run("begun.get()").ok()
+
+
 def test_requests_of_views_that_no_cell_waits_for_are_interrupted_too(px):
     px.run(f"{UNTIL}\nheld = dv.apply_async(until, 'never')\nassert not held.ready()").ok()
     task = "task = rc.load_balanced_view().apply_async(until, 'never')"
     assert px.value("ranks.interrupt()") == "True"
     px.run("held.get(timeout=60)").says("KeyboardInterrupt")
     px.run(f"{task}\nimport time").ok()
-    at = "any(one.state.startswith('at ') for one in ranks.cells.statuses())"
+    at = "any('in a request of a client' in one.state for one in ranks.cells.statuses())"
     px.run(f"while not {at}: time.sleep(0.01)").ok()
     assert px.value("ranks.interrupt()") == "False"
     px.run("task.get(timeout=60)").says("KeyboardInterrupt")
@@ -453,6 +533,21 @@ def test_no_rank_waits_for_one_that_does_not_run_a_request_behind_an_error(px):
 def test_a_rank_that_has_failed_is_not_waited_for(px):
     failed = px.run("%%px\nif rank == 0: 1 / 0\nallreduce(1)")
     failed.says("ZeroDivisionError", "RankLeft", "Correct the error of rank 0")
+    px.run("%%px\nprint(allreduce(1, Sum))").says("[stdout:0] 2", "[stdout:1] 2")
+
+
+LEFT_OUT = {
+    "a function": "view.client[[1, 0]].apply_sync(missing)",
+    "a magic": "%%px\nif rank == 0: float(allreduce(rank))",
+}
+
+
+@pytest.mark.parametrize("call", LEFT_OUT.values(), ids=LEFT_OUT.keys())
+def test_a_rank_that_has_left_out_a_collective_of_a_blocking_call_is_not_waited_for(px, call):
+    px.run("def missing():\n    if rank == 0: return float(allreduce(rank))").ok()
+    px.run(call).says(
+        "RankLeft", "finished the request without calling allreduce(Average); rank 0 waits"
+    )
     px.run("%%px\nprint(allreduce(1, Sum))").says("[stdout:0] 2", "[stdout:1] 2")
 
 

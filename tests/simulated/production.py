@@ -14,7 +14,7 @@ from typing import Any
 
 from tests.simulated import models, system
 from tests.simulated.kernel import INF, End, File, Process, World, pipe
-from tests.simulated.sockets import Socket, open_file, this_process
+from tests.simulated.sockets import open_file, this_process
 from tests.simulated.system import MODELS, PROGRAMS
 
 _LOGS = "/logs"
@@ -86,6 +86,7 @@ MODELS |= {
         open_any_file=lambda path: path,
         check_owner=_nothing,
         check_peer=_nothing,
+        peer=lambda visitor: (visitor.peer.pid if visitor.peer is not None else 0, 0),
         exposed_part=lambda path: "",
         remove_old_logs=_nothing,
         end_of=_end_of,
@@ -320,10 +321,6 @@ def _sign_of(pid: int) -> str:
     return str(process.started) if process is not None and process.alive else ""
 
 
-def _process_of(visitor: Socket) -> int:
-    return visitor.peer.pid if visitor.peer is not None else 0
-
-
 _numbers = itertools.count(1)
 
 
@@ -354,7 +351,7 @@ _replace(relay.Relay, _begin=_begin, _listen=_listen_for_ranks)
 _replace(relay, _own_address=lambda url: this_process().host.address)
 _replace(port_test, unreachable=_unreachable, listen=_listen)
 _replace(host_agent.HostAgent, tell=_tell)
-_replace(attachment, sign_of=_sign_of, process_of=_process_of)
+_replace(attachment, sign_of=_sign_of)
 _replace(log_folder, make_log_folder=lambda: _LOGS)
 _replace(session_folder, name_session_folder=_name_session_folder, session_folders=lambda: [])
 _replace(connection, name_session_folder=_name_session_folder)

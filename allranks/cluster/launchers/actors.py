@@ -252,6 +252,9 @@ def _serve(actors: DaskActors | RayActors, say: Callable[..., None]) -> None:
         if _ended(_POLL_SECONDS / 5):
             return
     hosts = actors.call(running, "host")
+    for lost in hosts:
+        if isinstance(lost, Exception):
+            raise lost
     # Ray places them in any order: so ranks are on the same hosts at each start.
     say(hosts=sorted(zip(hosts, order.ranks, strict=True)))
     left = dict(zip(hosts, running, strict=True))

@@ -226,11 +226,6 @@ class BatchJob(Job):
     def waits(self) -> str:
         return self._waits
 
-    def all_came(self) -> None:
-        # Every host has connected: the invitation is no longer needed.
-        with suppress(FileNotFoundError):
-            os.unlink(self._invitation)
-
     def refused(self, what: str) -> StartFailed:
         """Returns the error for a job that has ended, with the last lines of its output."""
         said = ""

@@ -43,6 +43,8 @@ class Job:
     """One command on every host, from the request until it has ended everywhere."""
 
     _hosts: Sequence[Host] = ()
+    #: The file with the invitation, of a job that reads it there.
+    _invitation = ""
 
     def hosts(self) -> Sequence[Host]:
         """Returns its hosts; none while it waits. Raises StartFailed if it will not run."""
@@ -54,6 +56,9 @@ class Job:
 
     def all_came(self) -> None:
         """Called when every host has connected: the invitation is no longer needed."""
+        if self._invitation:
+            with suppress(FileNotFoundError):
+                os.unlink(self._invitation)
 
     def give_up(self, host: str) -> None:
         """Called when a host is cut off: the end of the command there is not waited for."""

@@ -17,7 +17,6 @@ import shlex
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 
 from allranks import python_path
@@ -252,11 +251,6 @@ class SrunJob(Job):
 
     def why_ended(self) -> str:
         return _why_ended(os.environ["SLURM_JOB_ID"])
-
-    def all_came(self) -> None:
-        # Every node has connected.
-        with suppress(FileNotFoundError):
-            os.unlink(self._invitation)
 
     def close(self) -> None:
         """Ends the relays that have not ended by themselves."""

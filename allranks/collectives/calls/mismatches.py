@@ -53,6 +53,8 @@ def mismatch_text(brought: dict[int, tuple[Spec, Site]]) -> str:
     specs = [spec for spec, _ in brought.values()]
     field = next((f for f in Spec._fields if len({getattr(s, f) for s in specs}) > 1), "op")
     title = specs[0].title if field != "op" else "a collective"
+    if len({spec.request for spec in specs}) > 1:
+        return _apart_text(brought)
     if field == "mistake":
         rank, wrong = next((r, s.mistake) for r, (s, _) in sorted(brought.items()) if s.mistake)
         sites = list_sites({rank: site for rank, (_, site) in brought.items()})
@@ -67,10 +69,8 @@ def mismatch_text(brought: dict[int, tuple[Spec, Site]]) -> str:
     if field == "shape" and specs[0].op.startswith("grouped_"):
         advice = "Pass the same arrays in the same order on every rank: those of the same model"
     if field == "shape" and any(_LABELLED.search(str(spec.shape)) for spec in specs):
-        word, advice = (
-            "shape and labels",
-            "Values are combined by their places. Sort them alike on ",
-        )
+        word = "shape and labels"
+        advice = "Values are combined by their places. Sort them alike on "
         advice += "every rank: x.reindex(labels), or x.sort_index(); or pass x.to_numpy()"
     if field == "shape" and title in _OF_RANKS:
         word, advice = "ranks", "Pass the same list on every rank, also on those that are not in it"
@@ -79,6 +79,21 @@ def mismatch_text(brought: dict[int, tuple[Spec, Site]]) -> str:
     lines = [f"{title} needs the same {word} on every rank: {said}. {advice}."]
     lines += list_sites({rank: site for rank, (_, site) in brought.items()})
     return "\n".join(lines)
+
+
+def _apart_text(brought: dict[int, tuple[Spec, Site]]) -> str:
+    """As `mismatch_text`, where some ranks are in a cell, and others in a request of a client."""
+    clients = {rank: site for rank, (spec, site) in brought.items() if spec.request}
+    cells = {rank: site for rank, (_, site) in brought.items() if rank not in clients}
+    are = "is" if len(clients) == 1 else "are"
+    return "\n".join(
+        [
+            f"{label(clients)} {are} in a request of a client, {label(cells)} in a cell: a call of "
+            "the one would be taken for a call of the other. Wait for the answer to the request "
+            "before the cell, or let the other ranks run the request, too.",
+            *list_sites({**clients, **cells}),
+        ]
+    )
 
 
 def _are_other_lines(brought: dict[int, tuple[Spec, Site]], field: str) -> bool:

@@ -46,11 +46,12 @@ ASKS = (
     Activity("paused", "paused in the debugger"),
 )
 """What a rank does that waits for a person, by its word `ASKING`."""
-PORTS, REQUEST, RENEWING, OTHER_TAG, WANTED_TAG = range(24, 29)
+PORTS, REQUEST, RENEWING, OTHER_TAG, WANTED_TAG, ENDED_PART = range(24, 30)
 """The ports on which the rank's MPI listens, 16 bits each; the last request of a client that has
 failed there, or was not run, as `RankState.request` has it; the epoch + 1 from which the rank waits
 for the next one. Of a receive that waits: the source, + 1, and in the lower 32 bits the tag of a
-message with another tag that has come, and the tag for which it waits."""
+message with another tag that has come, and the tag for which it waits. The `RankState.part` of the
+last request that has ended, if the rank has begun nothing since."""
 REASON, WHERE, LINE, WAITING, BROKE = range(5)
 """Texts. They name lines by file and number (`Site.place`), because pages of other hosts cross the
 network; readers add the source (`with_source`)."""
@@ -336,6 +337,10 @@ class RankState:
         self.request = 0
         """The request of a client that the rank runs, by a number that all ranks have for it: 32
         bits for the client, and 32 that grow with each request. 0 for none."""
+        self.part = 0
+        """The same, if the client sends nothing else before all ranks have answered. Else 0."""
+        self.in_request = False
+        """Whether the rank runs a request of a client, also one without a number, and no cell."""
         self.epoch = 0
         self.joined_epoch = 0
         """The epoch in which this process took the place of a dead rank; 0 if it did not."""
@@ -431,6 +436,7 @@ class RankState:
         self.scope = Scope(name, number, None if ranks is None else frozenset(ranks))
         self.entered = perf_counter()
         self.board.put(FAILED, 0)
+        self.board.put(ENDED_PART, 0)
         self.board.put(ENTERED, number + 1)
         # Drop earlier ones. Last, because a cell may have replaced `os.read`: even then this rank
         # is in the scope, and its `leave` releases the others.
@@ -573,6 +579,17 @@ class RankState:
         last = self.board.get(rank, REQUEST)
         return self.request > 0 and last >> 32 == self.request >> 32 and last >= self.request
 
+    def omission(self, rank: int, call: Call) -> tuple[int, str] | None:
+        """Why a rank makes no collective call any more for which this one waits in a request of a
+        client, as `departure`: it has done its part of the same call.
+
+        A message may come later, and another thread may wait for what an earlier request has begun.
+        """
+        if not call.every or threading.get_ident() != self.main_thread:
+            return None
+        ended = self.part > 0 and self.board.get(rank, ENDED_PART) == self.part
+        return (1, "finished the request") if ended else None
+
     def has_repeated(self, call: Call) -> bool:
         """Whether a call of the same line has ended in this scope: all members made it too."""
         return False
@@ -595,7 +612,8 @@ class RankState:
                 f"The cell runs on {label(sorted(runs))} only, the other ranks take no part. "
                 f"Run it on all ranks (%%distributed without -r), or {other}."
             )
-        if self.has_failed(rank) or (self.board.get(rank, FAILED) and INTERRUPTED not in why):
+        failed = bool(self.board.get(rank, FAILED)) and not self.request  # in its last cell
+        if self.has_failed(rank) or (failed and INTERRUPTED not in why):
             return f"Correct the error of rank {rank}."
         return ""
 

@@ -104,6 +104,10 @@ def of_frame(frame: FrameType | None) -> Site:
     return user or library or Site("<unknown>", 0)
 
 
+def has_user_line(frame: FrameType | None) -> bool:
+    return _found(frame)[0] is not None
+
+
 def _found(frame: FrameType | None) -> tuple[Site | None, Site | None]:
     """The innermost line of the user, and the innermost line of a library below it."""
     library: Site | None = None

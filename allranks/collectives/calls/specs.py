@@ -40,6 +40,8 @@ class Spec(NamedTuple):
     in_place: bool = False
     order: str = ""
     """"F" if a buffer of mpi4py is in Fortran's order, "C+F" if only one of two is."""
+    request: bool = False
+    """Whether it is made in a request of a client, and not in a cell."""
     mistake: str = ""
     """What the call of mpi4py needs of this rank's buffers, and they have not."""
 
@@ -103,6 +105,12 @@ def pack(spec: Spec) -> Packed:
         more = f"and {len(spec.shape) - _SHOWN} more, checksum {checksum}"
         text = _dumps(spec._replace(shape=(*spec.shape[:_SHOWN], more))).encode()
     return Packed(spec, fingerprint, text)
+
+
+@lru_cache(_REMEMBERED)
+def of_request(packed: Packed) -> Packed:
+    """Returns a call's arguments for the same call in a request of a client."""
+    return pack(packed.spec._replace(request=True))
 
 
 def _tuples(value: Any) -> Any:

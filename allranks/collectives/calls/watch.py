@@ -31,6 +31,8 @@ class LineReporter(threading.Thread):
         self.board, self.rank, self.thread = board, rank, thread
         self.also: list[Callable[[], object]] = []
         """Further functions to call while the main thread is busy."""
+        self.is_idle: Callable[[], bool] = lambda: False
+        """Whether the main thread waits for something to run."""
         self._stopped = threading.Event()
 
     def run(self) -> None:
@@ -44,7 +46,7 @@ class LineReporter(threading.Thread):
         if asked == self.board.get(self.rank, fields.ANSWERED):
             return
         frame = frames.frames_of_threads().get(self.thread)
-        self.board.write(fields.LINE, of_frame(frame).place)
+        self.board.write(fields.LINE, "" if self.is_idle() else of_frame(frame).place)
         self.board.put(fields.ANSWERED, asked or time.time_ns())
 
     def stop(self) -> None:
@@ -125,6 +127,8 @@ class Watch:
         if missing:
             self._look_for_deadlock(call, snapshot)
             self._report_late(call, missing, waited)
+        elif call.moving and call.peers:  # the request of a collective
+            self._report_late(call, call.peers, waited)
         elif wanted and not own.shared_by_all:
             # Between hosts, data may stop until a host is declared lost.
             self._report_late(call, wanted, waited)
@@ -142,7 +146,7 @@ class Watch:
             why = why or own.refusal(rank, call)
             if why is not None:
                 awaited = call.missing() or call.unfinished()
-            elif (why := own.renewal(rank)) is not None:
+            elif (why := own.renewal(rank) or own.omission(rank, call)) is not None:
                 awaited = call.missing()  # read last, as the states of all members take long
             else:
                 continue
@@ -219,8 +223,8 @@ class Watch:
         said = f"{call.spec.title} needs {call.needs}: rank {rank} {why}."
         if why.startswith("finished ") and call.every and rank not in sites and waiting:
             verb = "waits" if len(waiting) == 1 else "wait"
-            again = " again" if self.own.has_repeated(call) else ""
-            without = f"calling {call.spec.title}{again}"
+            repeated = self.own.has_repeated(call) and not self.own.request  # else in another one
+            without = f"calling {call.spec.title}{' again' if repeated else ''}"
             if open_there:
                 without = f"waiting for the request of {call.spec.title}"
             said = f"rank {rank} {why} without {without}; {label(waiting)} {verb} for it."
@@ -294,7 +298,12 @@ class Watch:
             return
         asked, late.asked = late.asked, 0
         what = f"has waited {waited:.0f} s for {label(missing)}"
-        if call.moving:
+        if call.moving and call.peers:
+            what = (
+                f"has waited {waited:.0f} s for the data of {label(missing)}, "
+                "which move in calls of MPI only"
+            )
+        elif call.moving:
             have = "has" if len(missing) == 1 else "have"
             what = (
                 f"has moved no data for {waited:.0f} s; {label(missing)} {have} not finished either"
@@ -348,4 +357,6 @@ class Watch:
             if own.host_names and own.hosts[rank] != own.hosts[own.rank]:
                 why += f", or its host {own.host_names[rank]} cannot be reached"
             return f"does not answer: {why}"
-        return waits or f"is at {with_source(board.text(rank, fields.LINE))}"
+        line = board.text(rank, fields.LINE)
+        idle = "has nothing to run: no cell, and no request of a client"
+        return waits or (f"is at {with_source(line)}" if line else idle)

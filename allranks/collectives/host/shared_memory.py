@@ -45,14 +45,7 @@ from allranks.collectives.calls.rank_state import EPOCH_SHIFT, RankState
 from allranks.collectives.calls.sites import Site
 from allranks.collectives.calls.specs import Packed, Spec
 from allranks.collectives.host import futex
-from allranks.collectives.host.memory import (
-    ORDERED,
-    WARM_BYTES,
-    Window,
-    fence,
-    is_in_window,
-    place,
-)
+from allranks.collectives.host.memory import ORDERED, WARM_BYTES, Window, fence, is_in_window, place
 from allranks.collectives.host.slices import Slices
 from allranks.collectives.host.staging import BLOCK_BYTES, Halves, StagingBuffer, split
 from allranks.errors import CollectiveMismatch

@@ -136,11 +136,9 @@ class MultiHostTransport:
 
     def __init__(self, agreement: MultiHostAgreement, mpi: MpiTransport) -> None:
         self.agreement, self.mpi, self.members = agreement, mpi, agreement.members
-        self.channel, self.buffer, self.leaders = (
-            agreement.channel,
-            agreement.buffer,
-            agreement.leaders,
-        )
+        self.channel = agreement.channel
+        self.buffer = agreement.buffer
+        self.leaders = agreement.leaders
         self._here = self.channel.members.me
         self._is_pair = len(agreement.hosts) == 2 and self.channel.members.size == 1
         self._carried, self._bytes = agreement.carried_by_all, agreement.block

@@ -19,13 +19,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from allranks.collectives.calls import rank_state as fields
-from allranks.collectives.calls.rank_state import (
-    BLOCK,
-    Board,
-    ticket_of,
-    urgent_of,
-    wait_of,
-)
+from allranks.collectives.calls.rank_state import BLOCK, Board, ticket_of, urgent_of, wait_of
 
 PERIOD_SECONDS = 0.05
 _QUICK_ROUNDS, _SLOWER, _LONGEST_SECONDS = 12, 1.5, 30.0

@@ -70,18 +70,18 @@ def mistake(
     if call == "Bcast":
         return behind_end(arguments[0])
     hint = "" if call.startswith("Neighbor") else ", or MPI.IN_PLACE"
+    parts = [1, 1]
+    for place, buffer in enumerate(arguments[:2]):
+        if type(buffer) is np.ndarray or not moves_all or place in _PARTS.get(call, ()):
+            continue
+        per_rank = place in PER_RANK.get(call, ())
+        if call == "Reduce_scatter_block" and is_in_place(arguments[0]):
+            per_rank = place == 1
+        if per_rank and has_count(buffer):
+            parts[place] = (degrees or (size, size))[place]
+        if wrong := behind_end(buffer, parts[place]):
+            return wrong
     if call not in _PARTS:
-        parts = [1, 1]
-        for place, buffer in enumerate(arguments[:2]):
-            if type(buffer) is np.ndarray or not moves_all:
-                continue
-            per_rank = place in PER_RANK.get(call, ())
-            if call == "Reduce_scatter_block" and is_in_place(arguments[0]):
-                per_rank = place == 1
-            if per_rank and has_count(buffer):
-                parts[place] = (degrees or (size, size))[place]
-            if wrong := behind_end(buffer, parts[place]):
-                return wrong
         if not overlap(arguments[0], arguments[1], parts) or _is_harmless(call, arguments, me):
             return ""
         return f"{APART}. Pass a copy, x.copy(){hint}"
@@ -93,9 +93,6 @@ def mistake(
         written = moves_all and one is received and call != "Scatterv"
         if wrong := _misplaced(one, written=written):
             return wrong + _COMPARE
-    for place, buffer in enumerate(arguments[:2]):
-        if moves_all and place not in _PARTS[call] and (wrong := behind_end(buffer)):
-            return wrong
     if received is None or is_in_place(arguments[0]) or not moves_all:
         return ""
     if ranks and call != "Scatterv":

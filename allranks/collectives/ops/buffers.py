@@ -6,6 +6,7 @@ MPI itself does not compare them. It gives a wrong result, or an error that name
 from __future__ import annotations
 
 import sys
+from functools import cache
 from operator import index
 from typing import Any, TypedDict
 
@@ -35,6 +36,8 @@ _VARYING = (
     *("Gatherv", "Scatterv", "Allgatherv", "Alltoallv"),
     *("Neighbor_allgatherv", "Neighbor_alltoallv"),
 )
+_SATURATES = "Open MPI" in MPI.Get_library_version()
+_SHORT = ("i1", "i2", "u1", "u2")
 _BASIC = {
     kind.char: f"{kind.kind}{kind.itemsize}"
     for kind in map(np.dtype, "hilqpHILQPefdgFDG")
@@ -200,6 +203,28 @@ def with_in_place(call: str, arguments: tuple[Any, ...], root: bool) -> tuple[An
     if root and (call in REDUCING or call == "Alltoall") and _are_equal(*arguments[:2]):
         return (MPI.IN_PLACE, *arguments[1:])
     return arguments
+
+
+def with_wrapping_sum(call: str, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Returns the arguments of a reduction with a sum that wraps, as numpy's, for integers of 8 and
+    16 bits: on processors with AVX that of Open MPI saturates, from some lengths on.
+    """
+    if call not in REDUCING or not _SATURATES or _first(arguments)[0] not in _SHORT:
+        return arguments
+    return tuple(
+        _wrapping_sum() if isinstance(one, MPI.Op) and one == MPI.SUM else one for one in arguments
+    )
+
+
+@cache
+def _wrapping_sum() -> MPI.Op:
+    def add(first: Any, second: Any, datatype: MPI.Datatype) -> None:
+        # The bits of a sum that wraps are those of one without a sign.
+        kind = f"u{datatype.Get_size()}"
+        into = np.frombuffer(second, kind)
+        np.add(into, np.frombuffer(first, kind), out=into)
+
+    return MPI.Op.Create(add, commute=True)
 
 
 def with_copy(call: str, arguments: tuple[Any, ...]) -> tuple[Any, ...]:

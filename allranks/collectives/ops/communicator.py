@@ -27,7 +27,13 @@ from allranks.collectives.calls.specs import Spec
 from allranks.collectives.mpi.transport import complete, rebind
 from allranks.collectives.ops import grids, operations
 from allranks.collectives.ops.bounds import behind_end, mistake
-from allranks.collectives.ops.buffers import compared, name_of_op, with_copy, with_in_place
+from allranks.collectives.ops.buffers import (
+    compared,
+    name_of_op,
+    with_copy,
+    with_in_place,
+    with_wrapping_sum,
+)
 from allranks.collectives.ops.point_to_point import (
     PREPARING,
     REFUSED_ARGUMENTS,
@@ -77,7 +83,7 @@ class Comm(PointToPoint):
         spec = self._spec(op, op, arguments, root)
         if arguments and (op != "Bcast" or root == self.Get_rank()):
             self._hint_at_mask(op, arguments[0])
-        moved = with_copy(op, arguments)
+        moved = with_copy(op, with_wrapping_sum(op, arguments))
 
         def steps(call: Call) -> Steps[None]:
             yield from self._compared(call)
@@ -495,7 +501,7 @@ def preparing(name: str) -> Callable[..., MPI.Prequest]:
         # MPI lets this call wait for the other ranks. The starts of the request do not.
         spec = self._spec(name, op, values, root)
         self._world.run(self._used().call(spec, name, steps=self._compared))
-        made: MPI.Prequest = make(self, *values, info)
+        made: MPI.Prequest = make(self, *with_wrapping_sum(op, values), info)
         return made
 
     return prepare

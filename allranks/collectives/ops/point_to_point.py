@@ -33,6 +33,7 @@ from allranks.collectives.ops.buffers import (
     nbytes_of_message,
     with_copy,
     with_in_place,
+    with_wrapping_sum,
 )
 from allranks.collectives.ops.reserved import WRITES_BEHIND, drop_rest, extended, reserve
 from allranks.collectives.world import World
@@ -1049,7 +1050,7 @@ def _within_buffers(
         wrong = behind_end(values[call.startswith("Scatter")])
     if wrong:
         raise OutsideOfBuffers(f"comm.I{call.lower()} needs {wrong}.")
-    return plain(self, *with_copy(call, values))
+    return plain(self, *with_copy(call, with_wrapping_sum(call, values)))
 
 
 def _returning(name: str, peer: tuple[str, int] | None) -> Callable[..., Request | Prequest]:

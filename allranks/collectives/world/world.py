@@ -29,7 +29,7 @@ from allranks.collectives.calls.call import (
 from allranks.collectives.calls.journal import Journal, Presence, named
 from allranks.collectives.calls.posts import Posts
 from allranks.collectives.calls.rank_state import PROCESS, Board, RankState
-from allranks.collectives.calls.specs import Spec, pack
+from allranks.collectives.calls.specs import Spec, of_request, pack
 from allranks.collectives.calls.watch import LineReporter, Watch
 from allranks.collectives.gpu.device import Device
 from allranks.collectives.gpu.transport import GpuTransport
@@ -402,7 +402,12 @@ class World(RankState):
             )
 
     def _check_for_strays(self, call: Call) -> None:
-        """Gives a notice, once after the beginning of a cell, if a call is not that cell's."""
+        """Gives a notice, once after the beginning of a cell, if a call is not that cell's.
+
+        Marks a call in a request of a client, so that no call of a cell is taken for it.
+        """
+        if self.in_request:
+            call.packed = of_request(call.packed)
         between = self.scope is PROCESS
         if self.strays_reported or not call.ordered or call.members.size == 1:
             return

@@ -571,9 +571,7 @@ class HostAgent:
             self.shells.close()
         if self.launcher is not None and self.launcher.returncode is None:
             processes.kill(self.launcher.pid, signal.SIGTERM)
-        processes.end_descendants(
-            limits.TERM_SECONDS, limits.TRACKER_SECONDS, limits.NESTED_SECONDS
-        )
+        processes.end_descendants(limits.TERM_SECONDS, limits.NESTED_SECONDS)
         self.features.call(HostFeature.stopping)
         for path in self.segments:
             processes.unlink(path)

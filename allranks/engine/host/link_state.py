@@ -12,13 +12,7 @@ from typing import assert_never
 from allranks.engine.host.events import TimeCame
 from allranks.records import limits
 from allranks.records.frozen import frozen
-from allranks.records.numbered import (
-    BEGIN,
-    Frames,
-    ReceivedMessages,
-    SentMessages,
-    in_pieces,
-)
+from allranks.records.numbered import BEGIN, Frames, ReceivedMessages, SentMessages, in_pieces
 
 
 @frozen

@@ -374,7 +374,7 @@ class Relay:
     def _tidy_up(self) -> None:
         # Descendants of a host agent that was killed: this process has adopted them. The launcher's
         # helper ends by itself, and removes MPI's files in shared memory.
-        processes.end_descendants(limits.LAUNCHER_SECONDS, limits.TRACKER_SECONDS, 0.0)
+        processes.end_descendants(limits.LAUNCHER_SECONDS, 0.0)
 
 
 def _first_line(path: str) -> str:

@@ -24,7 +24,6 @@ import json
 import mmap
 import os
 import socket
-import struct
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
@@ -176,7 +175,7 @@ class Attachment:
         try:
             # One packet: a visitor that sends without end must not keep the ranks unwatched.
             request = read_request(visitor.recv(_REQUEST_NBYTES))
-            who = process_of(visitor)
+            who, _ = own_files.peer(visitor)
         except (OSError, ValueError):
             visitor.close()
             return None  # a liveness probe, or a notebook that ended
@@ -260,17 +259,6 @@ def read_request(line: bytes) -> Request:
     if not (isinstance(wants, str) and isinstance(notebook, str) and isinstance(holder, int)):
         raise ValueError("expected a request")
     return Request(wants, notebook[:_PATH_LENGTH], holder)
-
-
-_UCRED = struct.Struct("3i")
-
-
-def process_of(visitor: socket.socket) -> int:
-    # 0 if it is unknown, as in another container.
-    if not hasattr(socket, "SO_PEERCRED"):
-        return 0
-    credentials = visitor.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
-    return int(_UCRED.unpack(credentials)[0])
 
 
 def sign_of(pid: int) -> str:

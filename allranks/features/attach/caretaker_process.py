@@ -9,14 +9,7 @@ from typing import Any
 
 from allranks.cluster.host_agent import DeliverEvent, HostAgentProcess, MultiHostAgents
 from allranks.errors import UsageError
-from allranks.features.attach.records import (
-    CaretakerConfig,
-    HostRuns,
-    Keep,
-    Ready,
-    Running,
-    Stay,
-)
+from allranks.features.attach.records import CaretakerConfig, HostRuns, Keep, Ready, Running, Stay
 from allranks.records import limits
 from allranks.records.agent import AgentExit, Event
 from allranks.records.config import HostAgentConfig

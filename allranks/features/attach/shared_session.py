@@ -23,13 +23,7 @@ from allranks.cluster.options import ClusterOptions
 from allranks.errors import AllranksError, UsageError
 from allranks.features.attach import ownership, sessions
 from allranks.features.attach.sessions import as_time, seconds_of
-from allranks.features.attach.sharing import (
-    CANNOT_ASK,
-    DetachedCell,
-    WatcherFeed,
-    answer,
-    has_gone,
-)
+from allranks.features.attach.sharing import CANNOT_ASK, DetachedCell, WatcherFeed, answer, has_gone
 from allranks.features.attach.watched_cells import Joined, WatchedCells
 from allranks.magics.session import DEFAULT, NOTHING, Session
 from allranks.records.ranks import label

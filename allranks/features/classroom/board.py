@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from allranks import doors
+from allranks import doors, own_files
 from allranks.features.classroom import door, states
 
 #: A notebook sends a state a second. One that sends without end must not take the processor from
@@ -222,7 +222,7 @@ class ClassBoard:
 
     def _admit(self, connection: socket.socket) -> None:
         connection.setblocking(False)
-        uid = door.peer_uid(connection)
+        uid = own_files.peer(connection)[1]
         refused = refusal(uid, [one.uid for one in self._students.values()])
         try:
             door.send(connection, {"refused": refused})

@@ -21,11 +21,11 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from allranks import own_files
 from allranks.cluster.session_folder import answers
 from allranks.errors import UsageError
 from allranks.features.classroom.states import RefusedMessage, one_line, read_admission
 
-_CREDENTIALS = struct.Struct("3i")
 _ANSWER_NBYTES = 4096
 #: The time of a connection that waits, because many students join at once; and no limit.
 _CONNECT_SECONDS, _FOR_EVER = 5, 0
@@ -88,13 +88,6 @@ def full_name(uid: int) -> str:
     return f"{name} ({account})" if name not in ("", account) else account
 
 
-def peer_uid(connection: socket.socket) -> int:
-    """Returns the account of the process at the other end, as the system knows it."""
-    found = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    _, uid, _ = _CREDENTIALS.unpack(found)
-    return int(uid)
-
-
 def _check_system() -> None:
     if not hasattr(socket, "SO_PEERCRED"):
         raise UsageError("a class needs Linux: no other system names the account of a connection")
@@ -152,7 +145,7 @@ def connect(teacher: str) -> socket.socket:
             _set_limit(connection, socket.SO_SNDTIMEO, _CONNECT_SECONDS)
             connection.connect(str(folder / "door"))
             _set_limit(connection, socket.SO_SNDTIMEO, _FOR_EVER)
-        if by_another or peer_uid(connection) != uid:
+        if by_another or own_files.peer(connection)[1] != uid:
             raise UsageError(
                 f"the class of {teacher} was opened by another account. Tell {teacher}"
             )

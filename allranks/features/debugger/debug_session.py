@@ -28,13 +28,7 @@ from allranks.errors import (
     RankDied,
     UsageError,
 )
-from allranks.features.debugger.records import (
-    CELL_FOLDER,
-    WAITING,
-    Dap,
-    DebugMessage,
-    DebugSource,
-)
+from allranks.features.debugger.records import CELL_FOLDER, WAITING, Dap, DebugMessage, DebugSource
 from allranks.records.ranks import label, parse
 from allranks.records.wire import Record
 

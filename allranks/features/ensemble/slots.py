@@ -12,6 +12,7 @@ from allranks.cluster import variables
 from allranks.cluster.cells import Cells
 from allranks.cluster.connection import Connection
 from allranks.cluster.failures import CellRecord
+from allranks.cluster.features import NotebookFeature
 from allranks.cluster.renewal import renew
 from allranks.cluster.state import CellState, Epoch
 from allranks.errors import UsageError
@@ -131,7 +132,7 @@ def member_slots(cells: Cells, ranks_each: int) -> Iterator[MemberSlots]:
         slot.epoch.dirty = any(state["dirty"] for state in states)
     # Not before: features prepare the ranks that run the members, also those that have replaced
     # others just now.
-    cells.hooks.ranks_reserved()
+    cells.hooks.call(NotebookFeature.ranks_reserved)
     try:
         # Members begin again on fresh ranks, from what the store has: no rank is replaced
         # meanwhile.

@@ -10,7 +10,6 @@ from typing import Any
 import cloudpickle
 
 from allranks.cluster import cluster
-from allranks.cluster.calls import CapturedOutput
 from allranks.cluster.cell_run import CellRun, HiddenView
 from allranks.cluster.cells import Cells
 from allranks.cluster.failures import refused_by_all
@@ -78,7 +77,7 @@ class NotebookHeal(NotebookFeature):
         if cells.roster.replaces_now:
             died = cells.connection.words.deaths_text()
             said = recovery_driver.replace_after(cells.connection, run)
-            if isinstance(run.view, HiddenView) and not isinstance(run.view, CapturedOutput):
+            if isinstance(run.view, HiddenView) and not run.view.is_read:
                 # Its own end may be read later, or never: the next cell shows it.
                 cells.news += [died, said]
         if self._after is not None:
@@ -90,12 +89,7 @@ class NotebookHeal(NotebookFeature):
         (asked,) = arguments
         if name == "keep":
             return self._keep(asked["variables"], asked["every"])
-        if len(asked) > 1:
-            raise UsageError(
-                f"expected on, ask or off, found {' '.join(asked)}. Type for example: "
-                "%distributed heal on"
-            )
-        return self._heal_when(asked[0]) if asked else _heal()
+        return self._heal_when(" ".join(asked)) if asked else _heal()
 
     def _heal_when(self, when: str) -> str:
         if when not in _HEALING:
@@ -175,13 +169,8 @@ class AfterCells:
             return
         call = cloudpickle.dumps((_KEEP, self.names, {}))
         try:
-            hidden = HiddenView(ranks.late.append, view.notice)
-            kept = cells.begin("", call=call, name="keep", view=hidden)
-            try:
-                cells.wait(kept)
-            except CellFailed:
-                cells.news.clear()  # that a rank died in it: the view has shown it
-                raise
+            hidden = HiddenView(ranks.late.append, view.notice, is_read=True)
+            cells.wait(cells.begin("", call=call, name="keep", view=hidden))
         except AllranksError as error:
             # Its line is ours, not one of the user's.
             reports = error.reports if isinstance(error, CellFailed) else ()

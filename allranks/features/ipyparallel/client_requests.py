@@ -7,12 +7,15 @@ earlier request has done, the notebook sends it when the ranks have answered.
 from __future__ import annotations
 
 import inspect
+import threading
 import weakref
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from queue import Empty, SimpleQueue
 from typing import Any, NoReturn
 
 from allranks.errors import UsageError
+from allranks.features.ipyparallel.metadata import BLOCKS, CALL
 
 #: Another thread may make a client: only copies are read.
 _clients: list[weakref.ref[Any]] = []
@@ -21,6 +24,12 @@ _given_up: set[str] = set()
 _ended: weakref.WeakSet[Any] = weakref.WeakSet()
 #: Engines for which clients have waited in vain.
 _missed: set[str] = set()
+#: The numbers of the last calls of their views.
+_calls: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+#: That no two calls have one number.
+_calls_lock = threading.Lock()
+#: The call that this thread makes.
+_made = threading.local()
 #: A rank is up some tenths of a second before its engine is registered.
 _REGISTER_SECONDS = 5.0
 #: What waits for ranks or sends to them: one of these is the first of each call of a client.
@@ -33,6 +42,30 @@ _USES_RANKS = (
 def follow(client: Any) -> None:
     """Includes the requests of a client from now on."""
     _clients.append(weakref.ref(client, _clients.remove))
+
+
+@contextmanager
+def in_call(client: Any, blocks: bool) -> Iterator[None]:
+    """Within, this thread makes the requests of one call; if it ``blocks``, nothing else before all
+    of them have been answered.
+    """
+    before = call_metadata()
+    if not before:
+        with _calls_lock:
+            # Never below the numbers of requests that are of no call, see `rank._number_of`.
+            number = max(_calls.get(client, 0) + 1, client.session.message_count)
+            _calls[client] = number
+        _made.metadata = {CALL: number, BLOCKS: blocks}
+    try:
+        yield
+    finally:
+        _made.metadata = before
+
+
+def call_metadata() -> dict[str, Any]:
+    """Returns what requests of this thread carry as those of a call; empty if it makes none."""
+    found: dict[str, Any] = getattr(_made, "metadata", {})
+    return found
 
 
 def are_followed(key: str | None) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import signal
 from collections.abc import Callable, Collection
 from concurrent.futures import Future
@@ -16,9 +17,10 @@ from IPython.paths import get_ipython_dir
 
 from allranks.cluster import cluster
 from allranks.cluster.cluster import Cluster
-from allranks.cluster.features import ClusterContext, NotebookFeature
+from allranks.cluster.features import CellContext, ClusterContext, NotebookFeature
 from allranks.cluster.function_sources import add_sources
 from allranks.cluster.ipython_profile import profile_folder
+from allranks.countdown import Countdown
 from allranks.errors import Report, UsageError
 from allranks.features.ipyparallel import client_requests
 from allranks.features.ipyparallel.blocking_calls import end_by_interrupt
@@ -29,14 +31,23 @@ from allranks.features.ipyparallel.connection_files import (
     connection_files,
     may_answer,
 )
+from allranks.features.ipyparallel.late_notices import (
+    keep_notices,
+    show_in_results,
+    show_in_waits,
+)
 from allranks.features.ipyparallel.px_results import in_background
 from allranks.post_import import PostImportHook
+from allranks.records import requests
 from allranks.records.ranks import label
+from allranks.records.wire import Answer
 
 #: Arguments of ipyparallel's ``Client`` that name the file of one cluster.
 _NAMES_FILE = ("url_file", "url_or_file", "cluster_id")
 #: Arguments that choose the folder with the files.
 _CHOOSES_FOLDER = ("profile", "profile_dir", "ipython_dir")
+#: A cell that has not begun by then is asked for.
+_HELD_SECONDS = 2.0
 #: What holds cells from the first client on.
 _REQUEST = "a request of an ipyparallel client"
 _INTERRUPT, _KILL = ("SIGINT", signal.SIGINT), ("SIGKILL", signal.SIGKILL)
@@ -47,9 +58,11 @@ class ClientPatch:
 
     def __init__(self, undo: ExitStack) -> None:
         self._undo = undo
-        hook = PostImportHook(("ipyparallel.client.client",), self._patch)
-        hook.install()
-        undo.callback(hook.uninstall)
+        # Not from the one to the other: the magics need the whole of ipyparallel.
+        for name, patch in (("client", self._patch), ("magics", self._patch_magics)):
+            hook = PostImportHook((f"ipyparallel.client.{name}",), patch)
+            hook.install()
+            undo.callback(hook.uninstall)
 
     def _patch(self, module: ModuleType) -> None:
         kind: Any = module.Client
@@ -69,11 +82,22 @@ class ClientPatch:
 
         kind.__init__ = init
         for name, change in _CHANGED.items():
-            self._undo.callback(setattr, kind, name, getattr(kind, name))
-            setattr(kind, name, change(getattr(kind, name)))
+            self._change(kind, name, change)
         from ipyparallel.client.asyncresult import AsyncResult
+        from ipyparallel.client.view import BroadcastView, DirectView
 
+        self._undo.callback(show_in_results(AsyncResult))
         self._undo.callback(end_by_interrupt(AsyncResult))
+        for view in (DirectView, BroadcastView):
+            for name in ("_really_apply", "execute"):
+                self._change(view, name, _numbering_call)
+
+    def _patch_magics(self, module: ModuleType) -> None:
+        self._change(module.ParallelMagics, "parallel_execute", _numbering_call)
+
+    def _change(self, kind: Any, name: str, change: Callable[[Any], Any]) -> None:
+        self._undo.callback(setattr, kind, name, getattr(kind, name))
+        setattr(kind, name, change(getattr(kind, name)))
 
     def _own(self, options: dict[str, Any], waits: bool) -> dict[str, Any] | None:
         """Returns how to reach this notebook's ranks; None if ipyparallel is to search.
@@ -211,11 +235,45 @@ def _lost_names(client: Any, error: Any) -> list[str]:
     return where_names_are([report], (rank,), {}, replaced=replaced)
 
 
+def _numbering_call(plain: Callable[..., Any]) -> Callable[..., Any]:
+    """Makes the requests of a view, or of the magics of one, those of a call with a number.
+
+    Where it blocks and a rank has ended its part, no other rank need wait for it. If it does not,
+    the next call may contain the rest of its collectives.
+    """
+    signature = inspect.signature(plain)
+
+    @wraps(plain)
+    def call(caller: Any, *arguments: Any, **options: Any) -> Any:
+        block = signature.bind_partial(caller, *arguments, **options).arguments.get("block")
+        view = getattr(caller, "view", caller)
+        with client_requests.in_call(view.client, bool(view.block if block is None else block)):
+            return plain(caller, *arguments, **options)
+
+    return call
+
+
+def _numbering_requests(plain: Callable[..., Any]) -> Callable[..., Any]:
+    """Lets the ranks know of which call a request is."""
+
+    @wraps(plain)
+    def send(client: Any, socket: Any, kind: str, *arguments: Any, **options: Any) -> Any:
+        if kind in ("apply_request", "execute_request"):
+            of_call = client_requests.call_metadata()
+            options["metadata"] = {**(options.get("metadata") or {}), **of_call}
+        return plain(client, socket, kind, *arguments, **options)
+
+    return send
+
+
 _CHANGED: dict[str, Callable[[Any], Any]] = {
     "shutdown": _stopping_ranks,
     "wait": _waiting_for_cell,
     "send_signal": _reaching_ranks,
     "_unwrap_exception": _explaining_errors,
+    "_send": _numbering_requests,
+    "create_message_futures": keep_notices,
+    "_await_futures": show_in_waits,
 }
 
 
@@ -225,6 +283,37 @@ def _profile(options: dict[str, Any]) -> Path:
         return Path(options["profile_dir"]).expanduser()
     place = options.get("ipython_dir") or get_ipython_dir()
     return Path(place, f"profile_{options.get('profile') or 'default'}")
+
+
+class _HeldCell:
+    """Says, once, which ranks cannot begin a cell because a client of another notebook holds them.
+
+    Those of this notebook are awaited before the cell is sent.
+    """
+
+    def __init__(self, cell: CellContext) -> None:
+        self._cell = cell
+        self._asks_within: Countdown | None = Countdown(_HELD_SECONDS)
+        #: The ranks that have answered that a client holds them, now and at the look before.
+        self._held, self._known = set[int](), set[int]()
+
+    def look(self) -> bool:
+        if self._asks_within is not None and self._asks_within.left() <= 0:
+            self._asks_within = None
+            self._cell.ask_soon(requests.STATUS, {}, self._take_status, self._cell.pending())
+        elif self._held != self._known:  # others may be about to answer
+            self._known = {*self._held}
+        elif self._held:
+            self._cell.notice(
+                f"{label(sorted(self._held))} must first answer {_REQUEST} of another notebook; "
+                "interrupt to leave the cell out"
+            )
+            self._held, self._known = set(), set()
+        return False
+
+    def _take_status(self, answer: Answer) -> None:
+        if answer.content.get("request") and answer.rank in self._cell.pending():
+            self._held.add(answer.rank)
 
 
 class NotebookClients(NotebookFeature):
@@ -241,6 +330,10 @@ class NotebookClients(NotebookFeature):
             return self._clients.information
         self.holds_cells = _REQUEST
         return self._clients.client()
+
+    def cell_started(self) -> None:
+        if (cell := self.cell) is not None and cell.shown:
+            cell.poll(_HeldCell(cell).look)
 
     def unanswered(self, engines: Collection[str]) -> Collection[str]:
         return {one for waits in client_requests.unanswered(engines).values() for one in waits}

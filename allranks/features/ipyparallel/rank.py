@@ -16,7 +16,10 @@ from functools import partial
 from typing import Any
 
 from allranks.collectives import world
-from allranks.collectives.calls.sites import OURS, kind_of
+from allranks.collectives.calls import rank_state as fields
+from allranks.collectives.calls.frames import frames_of_threads, no_collection
+from allranks.collectives.calls.rank_state import RankState
+from allranks.collectives.calls.sites import OURS, USER, has_user_line, kind_of
 from allranks.engine.epochs import other_ranks
 from allranks.engine.exceptions import interrupted_wait
 from allranks.engine.features import RankContext, RankFeature
@@ -24,6 +27,7 @@ from allranks.engine.interrupts import Interrupts
 from allranks.engine.kernel import LAST_ANSWER_SECONDS, KernelStart
 from allranks.engine.transcript import Entry
 from allranks.features.ipyparallel.engine import RankEngine
+from allranks.features.ipyparallel.metadata import BLOCKS, CALL, NOTICE_OF
 
 _ERROR = ("ename", "evalue", "traceback")
 #: A request of a client, in place of the number of a cell.
@@ -58,7 +62,8 @@ class ClientRequests(RankFeature):
     need not wait for others.
 
     Requests that wait behind a failed one are not run. Other ranks may run them: there, a wait for
-    this rank ends. A request waits for a cell that came earlier, which may await.
+    this rank ends. So does a wait in a collective that this rank has left out of its part of a
+    blocking call of a view. A request waits for a cell that came earlier, which may await.
     """
 
     def kernel(self, start: KernelStart) -> RankEngine:
@@ -102,15 +107,21 @@ class ClientRequests(RankFeature):
             self._alone, self._epochs.in_request = alone, True
             self._is_task = _OF_A_TASK in parent["metadata"]
             this = world.current()
+            this.in_request = alone
             this.request = 0 if self._is_task or not alone else _number_of(parent, this.rank)
+            this.part = this.request if parent["metadata"].get(BLOCKS) else 0
+            this.board.put(fields.ENDED_PART, 0)
+            threads = {*threading.enumerate()}
             try:
                 done = handle(stream, ident, parent)
                 if inspect.isawaitable(done):
                     await done
             finally:
-                self._epochs.in_request = False
-                this.request = 0
+                self._epochs.in_request = this.in_request = False
+                part, this.request, this.part = this.part, 0, 0
                 self._shown_before = None  # it has the variables of its frames
+                if part and not _goes_on(this, threads):
+                    this.board.put(fields.ENDED_PART, part)
         publish(self._failed)
 
     async def _do_execute(self, *arguments: Any, **options: Any) -> dict[str, Any]:
@@ -208,14 +219,28 @@ def _last_shown() -> BaseException | None:
 def _number_of(parent: dict[str, Any], rank: int) -> int:
     """Returns a request's `RankState.request`.
 
-    Clients count their messages, and a view of all ranks sends one to each, in their order. That
-    to a broadcast view is a single one.
+    Clients in a notebook with allranks number the calls of views. Others count their messages, and
+    a view of all ranks sends one to each, in their order. That to a broadcast view is a single one.
     """
     broadcast = parent["metadata"].get("original_msg_id")
     client, _, count = (broadcast or parent["header"]["msg_id"]).rpartition("_")
     if not count.isdecimal():
         return 0
-    return zlib.crc32(client.encode()) << 32 | max(1, int(count) - (0 if broadcast else rank))
+    number = parent["metadata"].get(CALL) or max(1, int(count) - (0 if broadcast else rank))
+    return zlib.crc32(client.encode()) << 32 | number
+
+
+def _goes_on(this: RankState, threads: set[threading.Thread]) -> bool:
+    """Whether a rank may make collective calls after a request that began with these threads."""
+    if this.pending or not threads.issuperset(threading.enumerate()):
+        return True  # a new one may not have come to a line of the user yet
+    with no_collection():
+        running = frames_of_threads()
+        del running[threading.get_ident()]
+        if any(map(has_user_line, running.values())):
+            return True
+    codes = (getattr(task.get_coro(), "cr_code", None) for task in asyncio.all_tasks())
+    return any(code is not None and kind_of(code.co_filename) == USER for code in codes)
 
 
 @contextmanager
@@ -268,6 +293,7 @@ def _from_function(shell: Any) -> Iterator[None]:
 def _publish(kernel: Any, parent: dict[str, Any], entries: list[Entry]) -> None:
     for kind, *rest in entries:
         content: dict[str, Any]
+        metadata = {}
         if kind in ("display", "update", "result"):
             name = {"display": "display_data", "update": "update_display_data"}.get(kind)
             content = {"data": rest[0], "metadata": rest[1], "transient": {}}
@@ -287,11 +313,14 @@ def _publish(kernel: Any, parent: dict[str, Any], entries: list[Entry]) -> None:
         elif kind in ("out", "err", "notice"):
             name = "stream"
             content = {"name": "stdout" if kind == "out" else "stderr", "text": rest[0]}
-            content["text"] += "\n" * (kind == "notice")
+            if kind == "notice":
+                content["text"] += "\n"
+                metadata[NOTICE_OF] = kernel.int_id
         else:
             continue
+        topic = kernel._topic(name)
         kernel.session.send(
-            kernel.iopub_socket, name, content, parent=parent, ident=kernel._topic(name)
+            kernel.iopub_socket, name, content, parent=parent, ident=topic, metadata=metadata
         )
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import os
-import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -12,12 +11,12 @@ from typing import Any
 
 import pytest
 
+from allranks.cluster.failures import plain
 from allranks.errors import Report
 from allranks.features.pytest.records import Phase, RankOutcome
 from allranks.records.ranks import label
 
 _WHEN = ("setup", "call", "teardown")
-_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
 
 @dataclass
@@ -136,12 +135,8 @@ def _of_the_dead(test: RanksOfTest, died: list[int]) -> str:
         where = f"\n  {report.source_line}" if report.source_line else ""
         line = f", last seen at line {report.line}" if report.line else ""
         lines.append(f"rank {rank} of {test.size} died: {report.message}{line}{where}")
-        lines += map(_plain, report.traceback)
-    return "\n".join(filter(None, [test.late, *lines])) if lines else _plain(test.text)
-
-
-def _plain(text: str) -> str:
-    return _COLOUR.sub("", text)
+        lines += map(plain, report.traceback)
+    return "\n".join(filter(None, [test.late, *lines])) if lines else plain(test.text)
 
 
 def _own_report(item: pytest.Item, when: str, text: str) -> pytest.TestReport:

@@ -36,13 +36,7 @@ from allranks.features.simulate.messages import Mail
 from allranks.features.simulate.network import network_of
 from allranks.features.simulate.output import RankOutput, RankStream, Screen
 from allranks.features.simulate.records import RunSimulated, SimulatedReport
-from allranks.features.simulate.sandbox import (
-    CLOCK,
-    Ranks,
-    Sandbox,
-    Space,
-    check_magics,
-)
+from allranks.features.simulate.sandbox import CLOCK, Ranks, Sandbox, Space, check_magics
 from allranks.features.simulate.scheduler import Schedule, Scheduler, SeededSchedule, Task
 from allranks.features.simulate.sketches import sketch
 from allranks.features.simulate.times import time_records

@@ -161,7 +161,7 @@ class Messaging:
         # Its wait is a receive that is taken back: then a deadlock is found.
         world, group = running_world(), self._group()
         scheduler = world.scheduler
-        while (found := self._look(op, source, tag)) is None:
+        if (found := self._look(op, source, tag)) is None:
             waiting = self._receive(op, loaded, source, tag)
             assert isinstance(waiting, ReceiveRequest)
             receive = waiting._receive
@@ -169,7 +169,6 @@ class Messaging:
                 block(world, receive.title, group.number, waiting._peers(), receive.site)
             found = receive.message
             scheduler.mail.put_back(found)
-            break
         describe(status, group.ranks.index(found.source), found.tag, found.nbytes)
         return found
 

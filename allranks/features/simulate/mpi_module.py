@@ -40,11 +40,9 @@ class SimulatedMPI(types.ModuleType):
     def __init__(self) -> None:
         super().__init__("mpi4py.MPI", MPI.__doc__)
         self.COMM_WORLD, self.COMM_SELF = WORLD, SELF
-        self.Comm, self.Intracomm, self.Cartcomm = (
-            SimulatedComm,
-            SimulatedIntracomm,
-            SimulatedCartcomm,
-        )
+        self.Comm = SimulatedComm
+        self.Intracomm = SimulatedIntracomm
+        self.Cartcomm = SimulatedCartcomm
         self.Request, self.Group, self.Message = SimulatedRequest, RankGroup, MatchedMessage
         self.Wtime = read_clock
         self.Init = self.Finalize = lambda: None

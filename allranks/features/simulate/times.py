@@ -4,45 +4,17 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import astuple, dataclass, field
-from math import inf
+from dataclasses import astuple
 from operator import itemgetter
 
 from allranks.collectives.calls.journal import named
-from allranks.collectives.timings import Spans
+from allranks.collectives.timings import Spans, Sums
 from allranks.features.simulate.events import RankEvent
 from allranks.features.simulate.records import SimulatedTime
-from allranks.records.telemetry import CallTotals, Strip, Timings
+from allranks.records.telemetry import Strip, Timings
 from allranks.records.wire import Record
 
 _WAITS = 8
-
-
-@dataclass
-class Sums:
-    """The sums of one rank's calls of a kind."""
-
-    calls: int = 0
-    wait: float = 0.0
-    transfer: float = 0.0
-    fastest: float = inf
-    last: dict[int, tuple[int, float]] = field(default_factory=dict)
-    """By rank, how often it was waited for, and for how long."""
-
-    def add(self, wait: float, transfer: float, peer: int) -> None:
-        self.calls += 1
-        self.wait += wait
-        self.transfer += transfer
-        self.fastest = min(self.fastest, transfer)
-        if peer >= 0:
-            calls, seconds = self.last.get(peer, (0, 0.0))
-            self.last[peer] = calls + 1, seconds + wait
-
-    def totals(self, title: str, name: str, nbytes: int, size: int) -> CallTotals:
-        last = tuple((peer, *pair) for peer, pair in sorted(self.last.items()))
-        times = self.wait, self.transfer, self.transfer, self.fastest
-        op = title.partition("(")[0]
-        return CallTotals(op, name, "", nbytes, size, "simulated", self.calls, *times, last)
 
 
 def time_records(
@@ -71,19 +43,20 @@ def _rank_records(
     events: Sequence[RankEvent],
     found: list[tuple[Record, list[bytes]]],
 ) -> tuple[float, float]:
-    spans, sums = Spans(0.0), dict[tuple[str, str, int], Sums]()
+    spans, sums = Spans(0.0), defaultdict[tuple[str, str, str, int, int, str], Sums](Sums)
     waited_seconds = moving_seconds = until = 0.0
     for event in events:
-        key = event.title, named(event.site) if event.site else "", event.nbytes
-        whole = event.ready - event.begin, event.end - event.ready
-        sums.setdefault(key, Sums()).add(*whole, event.peer)
+        op, name = event.title.partition("(")[0], named(event.site) if event.site else ""
+        moving = event.end - event.ready
+        one = sums[op, name, "", event.nbytes, size, "simulated"]
+        one.add(event.ready - event.begin, moving, moving, event.peer)
         # The messages of a sendrecv, or posted ones, are on their way at once.
         ready, end = max(event.ready, until), max(event.end, until)
         wait, transfer = ready - max(event.begin, until), end - ready
         spans.call(end, wait, transfer, event.peer)
         waited_seconds, moving_seconds = waited_seconds + wait, moving_seconds + transfer
         until = end
-    rows = tuple(list(astuple(one.totals(*key, size))) for key, one in sums.items())
+    rows = tuple(list(astuple(one.record(key))) for key, one in sums.items())
     found.append((Timings(rank, cell, rows), []))
     bins = spans.used(clock)
     waited = sorted(([peer, sum(row)] for peer, row in spans.waits.items()), key=itemgetter(1))

@@ -16,7 +16,6 @@ import numpy as np
 from allranks.collectives.arrays.reductions import Arithmetic, Array
 from allranks.collectives.calls import mismatches, specs
 from allranks.collectives.calls.call import (
-    EPOCH_SHIFT,
     NOTHING,
     Call,
     Members,
@@ -28,6 +27,7 @@ from allranks.collectives.calls.call import (
     cut,
     prepared,
 )
+from allranks.collectives.calls.rank_state import EPOCH_SHIFT
 from allranks.collectives.calls.sites import Site
 from allranks.collectives.calls.specs import Spec
 from allranks.collectives.ops.inputs import run

@@ -143,11 +143,11 @@ def _asked(message: dict[str, Any]) -> None:
         _send(_without_ranks(toolbar))
     elif (rank := wanted_log(message, running.size)) is not None:
         _ask_log(toolbar, running, rank)
-    elif wants_interrupt(message):
+    elif _wants(message, "interrupt"):
         # The interrupts of a cell are counted by its run.
         toolbar.has_interrupted = not running.roster.busy
         running.interrupt()
-    elif wants_variables(message):
+    elif _wants(message, "variables"):
         toolbar.ask_all(running, "variables", _send_variables, _VARIABLES_SECONDS)
     else:
         toolbar.ask_all(running, requests.STATUS, _send_state, _ANSWER_SECONDS)
@@ -165,16 +165,10 @@ def _without_ranks(toolbar: Toolbar | None) -> dict[str, Any]:
     return {"size": 0, "starting": starting, **_where_cells_run()}
 
 
-def wants_interrupt(message: dict[str, Any]) -> bool:
-    """Whether the page asks to end what the ranks do."""
+def _wants(message: dict[str, Any], what: str) -> bool:
+    # A request of the page that names nothing is for the state.
     data = message["content"].get("data")
-    return isinstance(data, dict) and data.get("interrupt") is True
-
-
-def wants_variables(message: dict[str, Any]) -> bool:
-    """Whether a request of the page is for variables; all others are for the state."""
-    data = message["content"].get("data")
-    return isinstance(data, dict) and data.get("variables") is True
+    return isinstance(data, dict) and data.get(what) is True
 
 
 def wanted_log(message: dict[str, Any], size: int) -> int | None:

@@ -19,12 +19,7 @@ from torch.distributed import distributed_c10d as c10d
 from allranks.collectives import world as worlds
 from allranks.collectives.calls.specs import Spec, describe_group, pack
 from allranks.features.torch_jax import tensors
-from allranks.features.torch_jax.call_log import (
-    CallLog,
-    PostedCall,
-    PostedTransfer,
-    rank_calls,
-)
+from allranks.features.torch_jax.call_log import CallLog, PostedCall, PostedTransfer, rank_calls
 from allranks.features.torch_jax.works import FORGETS_HANDLES, kept
 
 _NO_TIMEOUT = timedelta(0)

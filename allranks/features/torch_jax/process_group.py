@@ -107,10 +107,8 @@ class AllranksGroup(BaseGroup):
 
     def allreduce_coalesced(self, given: Sequence[Any], options: Any = None) -> Any:
         reduce_op = options.reduceOp if options is not None else dist.ReduceOp.SUM
-        op, found = (
-            tensors.OPS.get(tensors.kind_of(reduce_op)),
-            [tensors.plain(tensor, written=True) for tensor in given],
-        )
+        op = tensors.OPS.get(tensors.kind_of(reduce_op))
+        found = [tensors.plain(tensor, written=True) for tensor in given]
         arrays = [tensors.array_of(tensor) for tensor in found]
         alike = len({tensor.dtype for tensor in given}) == 1
         if op is None or not alike or any(array is None for array in arrays):
@@ -360,10 +358,8 @@ class AllranksGroup(BaseGroup):
                 f"{len(given)} and {len(outputs)}."
             )
         tensors.check_dtypes(title, *given, *outputs)
-        sources, outs = (
-            [tensors.plain(each) for each in given],
-            [tensors.scratch(each) for each in outputs],
-        )
+        sources = [tensors.plain(each) for each in given]
+        outs = [tensors.scratch(each) for each in outputs]
         pieces = [tensors.bytes_of(source) for source in sources]
         spec = Spec(title, "", tensors.name_of(given[0]), shape)
         call = calls.all_to_all(

@@ -253,14 +253,6 @@ class CopiedWork(FinishedWork):
         error: BaseException | None = self._work.exception()
         return error
 
-    def result(self) -> list[Any]:
-        self.wait()
-        return self._outputs
-
-    def get_future(self) -> Any:
-        self.wait()
-        return super().get_future()
-
     def _source_rank(self) -> int:
         return int(self._work._source_rank())
 

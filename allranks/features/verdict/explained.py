@@ -37,7 +37,7 @@ def explain(cell: CellParts) -> str:
 def _table(cell: CellParts, loop: Loop) -> Table:
     rows = []
     for rank, one in sorted(loop.ranks.items())[:_SHOWN_RANKS]:
-        ready = loop.main_ready(rank)  # all threads together may lack several cores
+        ready = loop.ranks[rank].main_ready  # all threads together may lack several cores
         whom = max(one.waits, key=lambda other: one.waits[other], default=None)
         times = (one.seconds, one.computing, one.wait, one.transfer)
         rows.append(

@@ -10,7 +10,7 @@ import ast
 import inspect
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from textwrap import dedent
 from types import CodeType
@@ -39,19 +39,11 @@ def computes_gradients(source: str, variables: Mapping[str, Any]) -> bool:
     distributed = sys.modules.get("jax._src.distributed")
     if getattr(getattr(distributed, "global_state", None), "client", None) is not None:
         return False
-    seen = set(_WORDS.findall(source))
-    names = list(seen)
-    while names and len(seen) < _MOST_NAMES:
-        name = names.pop()
-        value = variables.get(name)
-        if type(value).__module__.partition(".")[0] == "mpi4py":
-            return False
-        # A function that jax has compiled wraps the user's.
-        code = getattr(getattr(value, "__wrapped__", value), "__code__", None)
-        if isinstance(code, CodeType):
-            more = {*_names(code)} - seen
-            seen |= more
-            names += more
+    words = set(_WORDS.findall(source))
+    seen = words | _names_below(words, variables)
+    kinds = (type(variables.get(name)).__module__ for name in seen)
+    if any(kind.partition(".")[0] == "mpi4py" for kind in kinds):
+        return False
     # Arrays of torch have an attribute of that name.
     imported = [variables.get(name) for name in _GRADIENTS & seen]
     of_jax = any(str(getattr(one, "__module__", "")).startswith("jax") for one in imported)
@@ -103,7 +95,7 @@ def updated_names(source: str, variables: Mapping[str, Any]) -> set[str]:
         return set()
     loops = [one for one in ast.walk(tree) if isinstance(one, ast.For | ast.While)]
     pairs = [pair for loop in loops for pair in _assigned(loop)]
-    called = {name: _names_below(name, variables) for _, read in pairs for name in read}
+    called = {name: _names_below([name], variables) for _, read in pairs for name in read}
 
     def using(names: frozenset[str]) -> set[str]:
         return {*names, *(name for name, below in called.items() if not names.isdisjoint(below))}
@@ -265,16 +257,17 @@ def _named(value: ast.AST) -> Iterator[str]:
         yield value.attr
 
 
-def _names_below(name: str, variables: Mapping[str, Any]) -> set[str]:
-    """Returns the names in a function of the user, and in those that it calls."""
-    seen, names = set[str](), [name]
-    while names and len(seen) < _MOST_NAMES:
-        value = variables.get(names.pop())
+def _names_below(names: Iterable[str], variables: Mapping[str, Any]) -> set[str]:
+    """Returns the names in functions of the user, and in those that these call."""
+    seen, left = set[str](), list(names)
+    while left and len(seen) < _MOST_NAMES:
+        value = variables.get(left.pop())
+        # A function that jax has compiled wraps the user's.
         code = getattr(getattr(value, "__wrapped__", value), "__code__", None)
         if isinstance(code, CodeType):
             more = {*_names(code)} - seen
             seen |= more
-            names += more
+            left += more
     return seen
 
 

@@ -273,9 +273,6 @@ class Loop:
         used = self.ranks[rank].used
         return used.ready / used.at if used is not None else None
 
-    def main_ready(self, rank: int) -> float | None:
-        return self.ranks[rank].main_ready
-
     @cached_property
     def has_hosts_alone(self) -> bool:
         """Whether other programs use little of the hosts: what a rank lacks, the others have."""

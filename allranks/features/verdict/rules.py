@@ -16,14 +16,7 @@ from statistics import fmean, linear_regression, median, quantiles
 from allranks.features.verdict import LEAST_STEPS
 from allranks.features.verdict.cause import Verdict
 from allranks.features.verdict.loop import OWN_CORES, Looked, Loop, RankLoop, Spent
-from allranks.features.verdict.records import (
-    CellParts,
-    CodeLine,
-    Doing,
-    EndedCall,
-    Kind,
-    RankPart,
-)
+from allranks.features.verdict.records import CellParts, CodeLine, Doing, EndedCall, Kind, RankPart
 from allranks.features.verdict.results import pairs_unlike_lines, wrong
 from allranks.records.ranks import label
 from allranks.widgets.dashboard.tables import seconds
@@ -370,7 +363,7 @@ def _without_core(loop: Loop, rank: int) -> list[Verdict]:
     host = loop.ranks[rank].part.host
     if len(loop.by_host()[host]) > loop.ranks[rank].part.cores:
         return []  # it is chance which one of the ranks has none
-    ready = {one: loop.main_ready(one) for one in loop.ranks}
+    ready = {one: each.main_ready for one, each in loop.ranks.items()}
     known = {one: share for one, share in ready.items() if share is not None}
     if len(known) < len(ready):
         return []
@@ -698,7 +691,7 @@ def _in_small_calls(one: RankLoop, small: set[int], longest: float) -> float:
 
 
 def _have_cores(loop: Loop, share: float) -> bool:
-    ready = [loop.main_ready(rank) for rank in loop.ranks]
+    ready = [one.main_ready for one in loop.ranks.values()]
     return all(one is not None and one <= EXPLAINS * share for one in ready)
 
 
@@ -751,31 +744,28 @@ def _growth(one: RankLoop) -> float:
 
 
 def crowded(loop: Loop) -> list[Verdict]:
-    found = []
     for host, ranks in loop.by_host().items():
-        used = [loop.ranks[rank].used for rank in ranks]
-        known = [one for one in used if one is not None]
-        if len(known) < len(used) or loop.seconds < HOST_SECONDS:
+        left = loop.left_to_ranks(ranks)
+        if left is None or left >= OWN_CORES or loop.seconds < HOST_SECONDS:
             continue
-        cores = loop.cores_of(ranks)
-        own = sum(one.run / one.at for one in known)
-        lost = min(one.ready / max(1e-9, one.run + one.ready) for one in known)
-        needed = min(one.ready / one.at for one in known) >= HOST_TIME
+        used = [one for rank in ranks if (one := loop.ranks[rank].used) is not None]
+        own, cores = sum(one.run / one.at for one in used), loop.cores_of(ranks)
+        lost = min(one.ready / max(1e-9, one.run + one.ready) for one in used)
+        # Threads that often sleep, as those of a library, lack a core for moments on any host.
+        if lost < HOST_SHARE or min(one.ready / one.at for one in used) < HOST_TIME:
+            continue
         # A notebook shows the line behind the label of all ranks.
         whose = "the ranks" if len(ranks) == len(loop.ranks) else label(ranks)
-        left = loop.left_to_ranks(ranks)
-        # Threads that often sleep, as those of a library, lack a core for moments on any host.
-        if needed and left is not None and left < OWN_CORES and lost >= HOST_SHARE:
-            found.append(
-                Verdict(
-                    "host",
-                    0.0,
-                    f"{whose} got {own:.1f} of the {cores:g} cores of {host}: for {lost:.0%} of "
-                    "the time in which their threads could run, they had no core. Other "
-                    "programs, or processes that the ranks have started, use the cores, or a "
-                    "container has a limit",
-                    "Look with top; start fewer ranks, or fewer threads (OMP_NUM_THREADS=1)",
-                    tuple(ranks),
-                )
+        return [
+            Verdict(
+                "host",
+                0.0,
+                f"{whose} got {own:.1f} of the {cores:g} cores of {host}: for {lost:.0%} of "
+                "the time in which their threads could run, they had no core. Other "
+                "programs, or processes that the ranks have started, use the cores, or a "
+                "container has a limit",
+                "Look with top; start fewer ranks, or fewer threads (OMP_NUM_THREADS=1)",
+                tuple(ranks),
             )
-    return found[:1]
+        ]
+    return []

@@ -20,12 +20,7 @@ from allranks.records import requests
 from allranks.records.ranks import Activity
 from allranks.records.telemetry import Telemetry
 from allranks.records.wire import Answer, Hello, Output
-from allranks.widgets.dashboard.cell_model import (
-    BEHIND_NBYTES,
-    PIECE_NBYTES,
-    CellModel,
-    Logs,
-)
+from allranks.widgets.dashboard.cell_model import BEHIND_NBYTES, PIECE_NBYTES, CellModel, Logs
 from allranks.widgets.dashboard.plot import PlotStyle
 from allranks.widgets.dashboard.saved_panel import (
     bundle,

@@ -1512,6 +1512,27 @@ def test_ranks_between_which_data_is_under_way_are_not_taken_for_stuck(how):
     assert theirs[0] == 1
 
 
+@pytest.mark.parametrize("form", ["", "I", "_init"])
+@pytest.mark.parametrize("call", ["Allreduce", "Reduce_scatter_block", "Scan"])
+@pytest.mark.parametrize("dtype", ["i1", "u1", "i2", "u2"])
+def test_sums_of_short_integers_wrap_at_any_length(dtype, call, form):
+    size, rank = c.size(), c.rank()
+    name = f"I{call.lower()}" if form == "I" else call + form
+    if not hasattr(c.comm, name):
+        pytest.skip("MPI has no persistent collectives")
+    for length in (3, 1000):
+        mine = np.full(length * size, np.iinfo(dtype).max, dtype)
+        found = np.zeros(length if "scatter" in call else length * size, dtype)
+        request = getattr(c.comm, name)(mine, found)
+        if form == "_init":
+            request.Start()
+        if request is not None:
+            request.Wait()
+        terms = rank + 1 if call == "Scan" else size
+        wanted = mine[: len(found)].astype(np.int64) * terms
+        assert (found == wanted.astype(dtype)).all()
+
+
 MISSED = {
     "irecv": lambda comm: comm.irecv(source=1).wait(),
     "irecv of any": lambda comm: comm.irecv(source=1 if c.size() > 2 else MPI.ANY_SOURCE).wait(),

@@ -9,14 +9,7 @@ import allranks.tensorflow.keras as hvd
 from allranks.errors import CollectiveMismatch, RankLeft
 from allranks.keras.versions import keras
 from tests.tensorflow.ranks.conftest import in_a_cell, next_cell_works, odd
-from tests.tensorflow.ranks.keras_suite import (
-    RANK,
-    SIZE,
-    data,
-    mlp,
-    same_everywhere,
-    share,
-)
+from tests.tensorflow.ranks.keras_suite import RANK, SIZE, data, mlp, same_everywhere, share
 
 OPTIMIZERS = {"legacy": keras.optimizers.legacy, "current": keras.optimizers}
 KINDS = list(OPTIMIZERS)

@@ -1,11 +1,14 @@
 """Which nodes of Dask and Ray are chosen, and which have ended, without either."""
 
+import io
+import json
+import sys
 from types import SimpleNamespace
 
 import pytest
 
 from allranks.cluster import launchers
-from allranks.cluster.launchers import ray_dask
+from allranks.cluster.launchers import actors, ray_dask
 from allranks.cluster.launchers.actors import ActorNode, DaskActors
 from allranks.errors import UsageError
 
@@ -66,3 +69,15 @@ def test_a_lost_node_of_dask_says_nothing_of_the_others():
     running = SimpleNamespace(ended=lambda: SimpleNamespace(result=lambda: ""))
     first, lost, last = DaskActors.call(object(), [running, LostActor(), running], "ended")
     assert (first, str(lost), last) == ("", "Worker holding Actor was lost", "")
+
+
+def test_a_node_of_dask_that_is_lost_before_its_relay_has_answered_fails_the_start(monkeypatch):
+    running = SimpleNamespace(host=lambda: SimpleNamespace(result=lambda: "h1"))
+    system = DaskActors.__new__(DaskActors)
+    monkeypatch.setattr(system, "nodes", lambda: NODES)
+    monkeypatch.setattr(system, "place", lambda order: None)
+    monkeypatch.setattr(system, "started", lambda: [running, LostActor()])
+    order = {"ranks": [1, 1], "gpus": 0, "relay": [], "invitation": {}}
+    monkeypatch.setattr(sys, "stdin", io.StringIO(json.dumps(order) + "\n"))
+    with pytest.raises(RuntimeError, match="Worker holding Actor was lost"):
+        actors._serve(system, lambda **fields: json.dumps(fields))

@@ -23,10 +23,8 @@ from allranks.collectives.gpu.transport import (
 from allranks.errors import MissingDependency, UsageError
 
 FAKE = str(Path(__file__).resolve().parents[2] / "fakes" / "gpu")
-ONE, TWO = (
-    RankDevice(0, "0000:01:00.0", "GPU-1", 22703),
-    RankDevice(0, "0000:02:00.0", "GPU-2", 22703),
-)
+ONE = RankDevice(0, "0000:01:00.0", "GPU-1", 22703)
+TWO = RankDevice(0, "0000:02:00.0", "GPU-2", 22703)
 
 
 def test_a_gpu_for_each_rank_is_nccl_and_a_shared_one_is_staged_unless_it_is_asked_for():

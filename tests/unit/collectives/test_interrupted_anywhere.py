@@ -26,44 +26,9 @@ from allranks.collectives.host.shared_memory import Channel
 from allranks.collectives.world.world import World
 from allranks.errors import RankLeft
 from allranks.records.deferred import deferred
+from tests.unit.interrupts import HEARD, press, pressed_at
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="shared memory needs Linux")
-
-
-def press():
-    signal.raise_signal(signal.SIGINT)
-
-
-HEARD = "call", "c_return"
-"""The events of a profile at which Python itself calls the handlers of signals."""
-
-
-def pressed_at(step, function, *arguments, events=("call", "return", "c_call", "c_return")):
-    """Calls a function, interrupted at one of its steps; returns whether it has come so far.
-
-    Python drops an interrupt in a finalizer, which a garbage collection would run at any step.
-    """
-    steps, over = 0, False
-
-    def hook(_frame, event, _argument):
-        nonlocal steps
-        if over or event not in events:
-            return
-        steps += 1
-        if steps == step:
-            press()
-
-    gc.disable()
-    try:
-        sys.setprofile(hook)
-        function(*arguments)
-        over = True
-    except KeyboardInterrupt:
-        over = True
-    finally:
-        sys.setprofile(None)
-        gc.enable()
-    return steps >= step
 
 
 @pytest.fixture
@@ -240,10 +205,8 @@ def test_the_window_loses_no_memory_wherever_the_interrupt_comes(monkeypatch):
 
 def test_what_a_rank_said_last_is_written_again_where_that_was_interrupted():
     segment = memory.Segment(Channel.nbytes(1))
-    own, members = (
-        RankState(0, (0,), Board(memory.Segment(Board.nbytes(1)).memory, (0,), 0)),
-        Members(0, (0,), 0),
-    )
+    own = RankState(0, (0,), Board(memory.Segment(Board.nbytes(1)).memory, (0,), 0))
+    members = Members(0, (0,), 0)
     first, other = (Call(None, Packed(None, n, text)) for n, text in ((7, b"one"), (8, b"two")))
     step, goes_on = 1, True
     while goes_on:

@@ -5,6 +5,8 @@ import os
 import signal
 import subprocess
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import numpy as np
@@ -18,6 +20,7 @@ from allranks.collectives.calls.rank_state import (
     ASKING,
     BROKE,
     BROKEN,
+    ENDED_PART,
     ENTERED,
     FAILED,
     INPUT,
@@ -32,7 +35,7 @@ from allranks.collectives.calls.rank_state import (
 )
 from allranks.collectives.calls.sites import Site
 from allranks.collectives.calls.specs import Spec, pack, pack_text, unpack_text
-from allranks.collectives.calls.watch import Watch
+from allranks.collectives.calls.watch import LineReporter, Watch
 from allranks.collectives.host import memory
 from allranks.collectives.host.memory import Borrowed, Segment, Window
 from allranks.collectives.ops import operations
@@ -316,6 +319,44 @@ def test_a_wait_in_a_clients_request_ends_if_it_or_an_earlier_one_has_failed_els
         assert state.departure(1) == (0, "has failed in this request, or in one before it")
     state.request = 0  # a cell
     assert state.departure(1) is None
+
+
+def test_a_collective_in_a_clients_call_ends_where_a_rank_has_ended_its_part_of_it():
+    pages = mmap.mmap(-1, Board.nbytes(2))
+    state, other = (RankState(rank, (0, 0), Board(pages, (0, 1), rank)) for rank in (0, 1))
+    state.refusal = lambda *_: None
+    fields = {"every": True, "missing": lambda: (1,)}
+    collective = SimpleNamespace(**fields)
+    watch, left = Watch(state), (1, 1, "finished the request")
+    state.request = state.part = 7
+    other.board.put(FAILED, 1)  # in a cell before
+    for ended, found in ((0, []), (6, []), (7, [left])):
+        other.board.put(ENDED_PART, ended)
+        assert watch._left(collective, (1,)) == found
+    assert state.advice(1, left[-1]) == ""
+    for may_end in (
+        {"missing": tuple},  # it has posted its part
+        {"every": False},  # a message
+    ):
+        assert watch._left(SimpleNamespace(**{**fields, **may_end}), (1,)) == []
+    with ThreadPoolExecutor() as pool:  # it may wait for what an earlier request has begun
+        assert pool.submit(watch._left, collective, (1,)).result() == []
+    other.enter("cell In[3]", None, 3)  # another thread of the notebook may run one there
+    assert watch._left(collective, (1,)) == []
+    other.board.put(ENDED_PART, 7)
+    state.part = 0  # a call that does not block
+    assert watch._left(collective, (1,)) == []
+
+
+def test_an_idle_rank_is_reported_as_one_that_has_nothing_to_run():
+    state, _ = in_a_call(0, "allreduce")
+    reporter = LineReporter(state.board, 0, threading.get_ident())
+    state.board.put(ENTERED, 1)
+    for idle, said in ((False, "is at "), (True, "has nothing to run: no cell, and no request")):
+        reporter.is_idle = lambda idle=idle: idle
+        state.board.ask(0, 1 + idle)
+        reporter.answer()
+        assert Watch(state)._location(0, 1 + idle).startswith(said)
 
 
 def test_a_wait_in_a_clients_request_ends_if_the_process_of_a_rank_of_this_host_has_ended():

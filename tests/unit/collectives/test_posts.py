@@ -98,6 +98,14 @@ def test_a_rank_that_finishes_the_cell_before_its_request_has_ended_is_named(ran
         ranks.waits(0, mine)
 
 
+def test_a_long_wait_for_data_is_reported_although_all_have_made_their_parts(ranks):
+    said = []
+    ranks.states[0].notice = said.append
+    mine, _, _ = (ranks.post(rank) for rank in range(3))
+    ranks.waits(0, mine)
+    assert " s for the data of ranks 1–2, which move in calls of MPI only:\n  rank 1 " in said[0]
+
+
 def test_a_request_may_be_awaited_in_a_later_cell(ranks):
     requests = [ranks.post(rank) for rank in range(3)]
     for rank in range(3):

@@ -13,14 +13,7 @@ from allranks.cluster.launchers.addresses import ANY_PORTS, LOOPBACK
 from allranks.cluster.sockets import Event, EventQueue, FromRank, ListeningSockets, RankSockets
 from allranks.errors import WireError
 from allranks.records.agent import Command, End, read_command
-from allranks.records.wire import (
-    Answer,
-    Output,
-    encode,
-    join_messages,
-    read_senders,
-    with_senders,
-)
+from allranks.records.wire import Answer, Output, encode, join_messages, read_senders, with_senders
 from tests.kernel import wait_until
 
 

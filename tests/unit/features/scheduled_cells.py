@@ -14,13 +14,11 @@ from tests.unit.features.recorded_cells import GRADIENTS
 
 #: The seconds for which a rank computes before the first call of a step.
 Work = float | Callable[[int, random.Random], float]
-_TICK, _SLICE_SECONDS, _WAKE_SECONDS, _TRANSFER_SECONDS, _PAUSE_SECONDS = (
-    1e-4,
-    3e-3,
-    5e-5,
-    5e-5,
-    2e-5,
-)
+_TICK = 1e-4
+_SLICE_SECONDS = 3e-3
+_WAKE_SECONDS = 5e-5
+_TRANSFER_SECONDS = 5e-5
+_PAUSE_SECONDS = 2e-5
 
 
 class _Program:

@@ -24,7 +24,7 @@ class Door:
         self.process, self.visitors = OTHER, []
         monkeypatch.setattr(module.os, "getppid", lambda: HOLDER)
         monkeypatch.setattr(module.os, "dup2", lambda *_: None)  # of standard input and output
-        monkeypatch.setattr(module, "process_of", lambda _: self.process)
+        monkeypatch.setattr(module.own_files, "peer", lambda _: (self.process, os.geteuid()))
         monkeypatch.setattr(module, "sign_of", lambda pid: f"sign of {pid}")
         config = HostAgentConfig(2, (), {}, str(folder), "", "", (), "", "", "")
         self.attachment = Attachment(config, [0, 0])

@@ -2,16 +2,13 @@
 
 from collections import defaultdict
 from concurrent.futures import Future
-from functools import partial
-from types import SimpleNamespace
 
 import ipyparallel
 import pytest
-from jupyter_client.session import Session
-from traitlets import HasTraits
 
 from allranks.errors import UsageError
 from allranks.features.ipyparallel import client_requests
+from tests.unit.features.unconnected_client import Unconnected
 
 
 class Client:
@@ -90,22 +87,6 @@ def test_a_rank_may_register_while_requests_are_given_up(client):
     assert client.signals == [("SIGINT", [0], False)]
 
 
-class Unconnected(ipyparallel.Client):
-    """A client of ipyparallel without sockets; ``calls`` are those that its thread is to make."""
-
-    def __init__(self):
-        HasTraits.__init__(self)
-        self.calls = []
-        self._io_loop = SimpleNamespace(add_callback=self.call_later, stop=lambda: None)
-        self._mux_stream = self._broadcast_stream = self._control_stream = None
-        self._task_stream = SimpleNamespace(closed=lambda: False)
-        self.session = Session(key=b"ours")
-        self._update_engines({0: "engine-0", 1: "engine-1"})
-
-    def call_later(self, *call):
-        self.calls.append(partial(*call))
-
-
 CALLS = {
     "a view": lambda client: client[:].apply_async(abs, 1),
     "code": lambda client: client[:].execute("1"),
@@ -119,7 +100,7 @@ CALLS = {
 def unconnected():
     made = Unconnected()
     yield made
-    made._closed = True
+    made._closed = True  # and so not followed
 
 
 @pytest.mark.parametrize("call", CALLS.values(), ids=CALLS.keys())

@@ -73,7 +73,7 @@ def test_what_names_no_variable_is_refused(words, found, hooks, kept):
 
 
 def test_more_than_one_setting_of_heal_is_refused(hooks):
-    with pytest.raises(UsageError, match=r"expected on, ask or off, found on off\. Type for"):
+    with pytest.raises(UsageError, match=r"expected on, ask, off, found 'on off'\. Type for"):
         hooks.command("heal", ["on", "off"])
     with pytest.raises(UsageError, match=r"found 'of'\. Type for example: %distributed heal on"):
         hooks.command("heal", ["of"])

@@ -1,41 +1,11 @@
 """The prompts of a rank, without a notebook."""
 
-import gc
-import signal
-import sys
 import threading
 from types import SimpleNamespace
 
 from allranks.features.prompts import rank as prompts
 from allranks.records.wire import Typed
-
-
-def interrupted_at(step, function):
-    """Calls a function, interrupted where Python calls a signal's handler for the step-th time;
-    returns whether it has come so far.
-
-    Python drops an interrupt in a finalizer, which a garbage collection would run at any step.
-    """
-    steps, over = 0, False
-
-    def hook(_frame, event, _argument):
-        nonlocal steps
-        if not over and event in ("call", "c_return"):
-            steps += 1
-            if steps == step:
-                signal.raise_signal(signal.SIGINT)
-
-    gc.disable()
-    try:
-        sys.setprofile(hook)
-        function()
-        over = True
-    except KeyboardInterrupt:
-        over = True
-    finally:
-        sys.setprofile(None)
-        gc.enable()
-    return steps >= step
+from tests.unit.interrupts import HEARD, pressed_at
 
 
 def test_a_prompt_gets_its_answer_wherever_an_earlier_one_was_interrupted(monkeypatch):
@@ -60,7 +30,7 @@ def test_a_prompt_gets_its_answer_wherever_an_earlier_one_was_interrupted(monkey
     step, goes_on = 1, True
     while goes_on:
         wire.send = at_once
-        goes_on = interrupted_at(step, found.input)
+        goes_on = pressed_at(step, found.input, events=HEARD)
         wire.send = from_another_thread
         assert found.input("again") == f"answer {found._number}"
         step += 1

@@ -19,12 +19,7 @@ from allranks.errors import Report, UsageError
 from allranks.features import torch_jax
 from allranks.features.verdict import notebook, stack
 from allranks.features.verdict.notebook import NotebookVerdict
-from allranks.features.verdict.rank import (
-    ThreadTimes,
-    _grown,
-    _thinned,
-    read_counters,
-)
+from allranks.features.verdict.rank import ThreadTimes, _grown, _thinned, read_counters
 from allranks.features.verdict.records import CellParts, Doing, LastNotFinite, Sample
 from allranks.records.telemetry import Points, Timings
 from allranks.records.wire import Reply

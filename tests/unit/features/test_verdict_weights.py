@@ -128,11 +128,9 @@ def test_arrays_have_the_names_of_the_cells_models(monkeypatch):
 
 
 def test_an_optimizer_that_steps_within_the_step_of_another_is_not_followed():
-    weights, whole, part = (
-        Weights(),
-        Optimizer(Tensor([1.0]), Tensor([2.0])),
-        Optimizer(Tensor([1.0])),
-    )
+    weights = Weights()
+    whole = Optimizer(Tensor([1.0]), Tensor([2.0]))
+    part = Optimizer(Tensor([1.0]))
     before, after = hooks_of(weights)
     for step in range(3):
         before(whole, (), {})

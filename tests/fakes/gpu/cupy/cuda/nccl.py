@@ -289,10 +289,8 @@ class NcclCommunicator:
         self._exchange(("broadcast", n, dtype, -1), others, parts, lambda: None, stream)
 
     def allGather(self, send, recv, n, dtype, stream):
-        mine, parts = (
-            _memory(send, n),
-            list(_memory(recv, n * self.members).reshape(self.members, n)),
-        )
+        mine = _memory(send, n)
+        parts = list(_memory(recv, n * self.members).reshape(self.members, n))
         copy = lambda: np.copyto(parts[self.me], mine)  # noqa: E731
         self._exchange(("allGather", n, dtype, -1), [mine] * self.members, parts, copy, stream)
 

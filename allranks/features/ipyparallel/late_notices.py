@@ -1,0 +1,141 @@
+"""What ranks say about a long request of a client, for instance for which ranks they wait.
+
+ipyparallel keeps it as the request's standard error. Here the notebook shows it where it waits for
+the request.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from functools import wraps
+from queue import Empty, SimpleQueue
+from typing import TYPE_CHECKING, Any
+
+from allranks.cluster.function_sources import add_sources
+from allranks.features.ipyparallel.metadata import NOTICE_OF
+from allranks.records.wire import Output
+from allranks.widgets.dashboard.view import text_view
+
+if TYPE_CHECKING:
+    from ipyparallel.client.asyncresult import AsyncResult
+
+#: Earlier notices are left to ipyparallel: a short call shows no more than there.
+_LONG_SECONDS = 2.0
+
+
+class _Notices:
+    """The notices of one request that have not been shown; ``wakes`` are called at each of them,
+    and at the answer.
+    """
+
+    def __init__(self, request: Any) -> None:
+        self._made = time.monotonic()
+        self._come = SimpleQueue[tuple[int, str]]()
+        self.wakes: list[Callable[[None], object]] = []
+        request.iopub_callbacks.append(self)
+        request.add_done_callback(lambda _: self._wake())
+
+    def __call__(self, message: Mapping[str, Any]) -> None:  # in the thread of the client
+        rank = message.get("metadata", {}).get(NOTICE_OF)
+        if rank is not None and time.monotonic() - self._made > _LONG_SECONDS:
+            self._come.put((rank, message["content"]["text"]))
+            self._wake()
+
+    def _wake(self) -> None:
+        for wake in tuple(self.wakes):
+            wake(None)
+
+    def take(self) -> Iterable[tuple[int, str]]:
+        with suppress(Empty):  # another thread may wait for the request, too
+            while True:
+                yield self._come.get_nowait()
+
+
+def keep_notices(plain: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
+    """Changes what makes the futures of a request: the first is that of its answer."""
+
+    @wraps(plain)
+    def create(client: Any, *arguments: Any, **options: Any) -> list[Any]:
+        futures = plain(client, *arguments, **options)
+        _Notices(futures[0])
+        return futures
+
+    return create
+
+
+def show_in_waits(plain: Callable[..., Any]) -> Callable[..., Any]:
+    """Changes a client's wait for futures."""
+
+    @wraps(plain)
+    def await_futures(client: Any, futures: Iterable[Any], timeout: float | None) -> Any:
+        return plain(client, futures, _show_until(futures, timeout))
+
+    return await_futures
+
+
+def show_in_results(kind: type[AsyncResult]) -> Callable[[], None]:
+    """Shows notices in the waits for results; returns what undoes it."""
+    of_all: Any = kind.wait
+    of_one: Any = kind._wait_for_child
+
+    @wraps(of_all)
+    def wait(result: Any, timeout: float | None = -1, return_when: Any = None) -> Any:
+        if return_when is None:
+            timeout = _show_until(result._children, timeout)
+        return of_all(result, timeout, return_when)
+
+    @wraps(of_one)
+    def wait_for_child(child: Any, *arguments: Any, **options: Any) -> Any:
+        _show_until([child], None)
+        return of_one(child, *arguments, **options)
+
+    def change(**functions: Any) -> None:
+        for name, function in functions.items():
+            setattr(kind, name, function)
+
+    change(wait=wait, _wait_for_child=staticmethod(wait_for_child))
+    return lambda: change(wait=of_all, _wait_for_child=staticmethod(of_one))
+
+
+def _show_until(requests: Iterable[Any], timeout: float | None) -> float | None:
+    """Shows notices until all requests are answered, or for ``timeout`` seconds; returns how many
+    are left. None, and less than 0, are no limit.
+    """
+    if timeout == 0:
+        return timeout
+    until = math.inf if timeout is None or timeout < 0 else time.monotonic() + timeout
+    woken = SimpleQueue[None]()
+    kept = {
+        request: one
+        for request in requests
+        for one in getattr(request, "iopub_callbacks", ())
+        if isinstance(one, _Notices)
+    }
+    for one in kept.values():
+        one.wakes.append(woken.put)
+    try:
+        while not all(request.done() for request in kept):
+            for request, one in kept.items():
+                is_streamed = len(request.iopub_callbacks) > 1  # with all of its output
+                for rank, text in one.take():
+                    if not is_streamed:
+                        _show(rank, text)
+            left = until - time.monotonic()
+            if left <= 0:
+                break
+            woken.get(timeout=None if left == math.inf else left)
+    except Empty:
+        pass
+    finally:
+        for one in kept.values():
+            one.wakes.remove(woken.put)
+    return timeout if until == math.inf else max(0.0, until - time.monotonic())
+
+
+def _show(rank: int, text: str) -> None:
+    view = text_view((rank,))
+    view.output(Output(rank, 0, (["notice", add_sources(text.rstrip("\n"))],), 0, 0, 0))
+    view.finish()

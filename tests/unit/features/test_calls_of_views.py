@@ -1,0 +1,184 @@
+"""The numbers of requests of views, and whether a rank has ended its part of a blocking call."""
+
+import asyncio
+import mmap
+import threading
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from types import SimpleNamespace
+
+import pytest
+from ipyparallel.client.asyncresult import AsyncResult
+from ipyparallel.client.magics import ParallelMagics
+
+from allranks.collectives.calls.rank_state import ENDED_PART, Board, RankState
+from allranks.features.ipyparallel import rank as of_ranks
+from allranks.features.ipyparallel.metadata import BLOCKS, CALL
+from allranks.features.ipyparallel.notebook import ClientPatch
+from tests.unit.features.unconnected_client import Unconnected
+
+RANKS = {"engine-0": 0, "engine-1": 1}
+
+
+def numbers(client):
+    """Returns the number of each request that a client has made, and whether its call blocks."""
+    return [
+        (of_ranks._number_of(message, RANKS.get(engine, 0)), message["metadata"].get(BLOCKS))
+        for engine, message in client.send()
+    ]
+
+
+@pytest.fixture
+def notebook(monkeypatch):
+    """Waits for results end at once there."""
+    monkeypatch.setattr(AsyncResult, "get", lambda *_: [])
+    monkeypatch.setattr(AsyncResult, "wait_for_output", lambda *_: True)
+    with ExitStack() as undo:
+        ClientPatch(undo)
+        yield
+
+
+def px(client):
+    view = client[:]
+    view.block = True
+    magics = ParallelMagics(SimpleNamespace(user_ns={}), view)
+    magics.parallel_execute("1", stream_output=False, progress_after=-1)
+
+
+BLOCKING = {
+    "a function": lambda client: client[:].apply_sync(abs, 1),
+    "code": lambda client: client[:].execute("1", block=True),
+    "code, by position": lambda client: client[:].execute("1", True, None, True),
+    "a view in another order": lambda client: client[[1, 0]].apply_sync(abs, 1),
+    "a view that blocks": lambda client: client[:].set_flags(block=True).apply(abs, 1),
+    "a tree": lambda client: client.broadcast_view().apply_sync(abs, 1),
+    "the magic": px,
+}
+
+
+@pytest.mark.usefixtures("notebook")
+@pytest.mark.parametrize("call", BLOCKING.values(), ids=BLOCKING.keys())
+def test_the_requests_of_a_blocking_call_have_a_number_that_no_other_call_has(call, monkeypatch):
+    monkeypatch.setattr(AsyncResult, "display_outputs", lambda *_: None)
+    clients = Unconnected(), Unconnected()  # as of two notebooks
+    found = []
+    for client in (*clients, *clients):
+        call(client)
+        (one,) = {*numbers(client)}
+        found.append(one)
+    assert len({*found}) == 4
+    assert all(number and blocks for number, blocks in found)
+
+
+OTHERS = {
+    "a call that goes on": lambda client: client[:].apply_async(abs, 1),
+    "code that goes on": lambda client: client[:].execute("1"),
+    "the same, by position": (
+        lambda client: client[:].set_flags(block=True).execute("1", True, None, False)
+    ),
+    "a call for each rank": lambda client: client[:].map_sync(abs, [1, 2]),
+    "tasks": lambda client: client.load_balanced_view().map_sync(abs, [1, 2]),
+}
+
+
+@pytest.mark.usefixtures("notebook")
+@pytest.mark.parametrize("call", OTHERS.values(), ids=OTHERS.keys())
+def test_a_call_whose_collectives_the_next_one_may_complete_does_not_block(call):
+    client = Unconnected()
+    client[:].apply_sync(abs, 1)
+    client.send()
+    call(client)
+    found = numbers(client)
+    assert len(found) >= 2
+    assert not any(blocks for _, blocks in found)
+
+
+@pytest.mark.usefixtures("notebook")
+def test_later_calls_have_higher_numbers_on_all_ranks():
+    # Of calls in the order 1, 0, counts of messages would give rank 1 the number of an earlier one.
+    client, found = Unconnected(), []
+    for view in (client[[1, 0]], client[0], client[1], client[:], client[[1, 0]]):
+        view.apply_async(abs, 1)
+        found.append({number for number, _ in numbers(client)})
+    assert [len(one) for one in found] == [1] * 5
+    ordered = [number for (number,) in found]
+    assert ordered == sorted({*ordered})
+
+
+@pytest.mark.usefixtures("notebook")
+def test_calls_have_higher_numbers_than_requests_before_them():
+    client = Unconnected()
+    for _ in range(9):
+        client.send_apply_request(None, abs, [1], ident=b"engine-0")
+    client[:].apply_async(abs, 1)
+    *before, first, second = numbers(client)
+    assert first == second > max(before)
+
+
+class Rank(of_ranks.ClientRequests):
+    """The part of a rank that runs requests; ``state`` is published."""
+
+    def __init__(self):
+        self.state = RankState(0, (0,), Board(mmap.mmap(-1, Board.nbytes(1)), (0,), 0))
+        self.state.strays_reported = False
+        self._failed, self._kernel = [], None
+        self._epochs = SimpleNamespace(in_request=False)
+        self._interrupts = SimpleNamespace(hear=lambda: None, hear_no_more=lambda: None)
+        self._wire = SimpleNamespace(output_for_client=self._output)
+        self.awaited = False
+
+    async def _cell_ends(self):
+        pass
+
+    @contextmanager
+    def _output(self, _publish):
+        yield not self.awaited
+
+    def run(self, does=lambda: None, call=0, **metadata):
+        """Runs a request, and returns the part that has ended."""
+        metadata |= {CALL: call, BLOCKS: True} if call else {}
+        parent = {"metadata": metadata, "header": {"msg_id": "one_7"}}
+        asyncio.run(self._answer(lambda *_: does(), None, None, parent))
+        return self.state.board.get(0, ENDED_PART)
+
+
+@pytest.fixture
+def rank(monkeypatch):
+    made = Rank()
+    monkeypatch.setattr(of_ranks.world, "current", lambda: made.state)
+    return made
+
+
+def test_a_rank_has_ended_its_part_until_it_begins_something_else(rank):
+    within = []
+    look = partial(rank.state.board.get, 0, ENDED_PART)
+    ended = rank.run(call=3)
+    assert ended & 0xFFFFFFFF == 3
+    assert rank.run(lambda: within.append(look()), call=4) == ended + 1
+    assert within == [0]
+    assert rank.run() == 0  # of a client that gives no numbers
+    assert rank.run(call=5)
+    rank.awaited = True  # a cell awaits meanwhile
+    assert rank.run(call=6) == 0
+
+
+def test_a_rank_whose_part_goes_on_has_not_ended_it(rank):
+    end = threading.Event()
+
+    def train():
+        end.wait()
+
+    async def later():
+        await asyncio.sleep(0)
+
+    thread = threading.Thread(target=train)
+    assert rank.run(thread.start, call=3) == 0
+    assert rank.run(call=4) == 0  # it may make a collective call of any request
+    end.set()
+    thread.join()
+    assert rank.run(call=4)
+    tasks = []
+    assert rank.run(lambda: tasks.append(asyncio.ensure_future(later())), call=5) == 0
+    assert rank.run(lambda: setattr(rank.state, "pending", 1), call=6) == 0
+    rank.state.pending = 0
+    assert rank.run(call=7, retries=0) == 0  # a task, which any rank may have

@@ -1,0 +1,109 @@
+"""What a wait for a client's request shows of what ranks say, without ranks."""
+
+from contextlib import ExitStack
+
+import pytest
+
+from allranks.features.ipyparallel import late_notices
+from allranks.features.ipyparallel.metadata import NOTICE_OF
+from allranks.features.ipyparallel.notebook import ClientPatch
+from tests.unit.features.unconnected_client import Unconnected
+
+LATE = "barrier at f.py:2 has waited 5 s for rank 1:\n  rank 1 is at f.py:7\n"
+
+
+class Requests:
+    """Those of one call of both ranks; ``shown`` is what the notebook has shown of them."""
+
+    def __init__(self):
+        self.client, self.shown = Unconnected(), []
+        self.result = self.client[:].apply_async(abs, 1)
+
+    def say(self, rank, text, **metadata):
+        content = {"name": "stderr", "text": text}
+        message = {"header": {"msg_type": "stream"}, "content": content, "metadata": metadata}
+        for callback in self.result._children[rank].iopub_callbacks:
+            callback(message)
+
+    def give_notice(self, rank, text=LATE):
+        self.say(rank, text, **{NOTICE_OF: rank})
+
+    def answer(self):
+        for child in self.result._children:
+            child.set_result(1)
+
+
+@pytest.fixture
+def requests(monkeypatch):
+    monkeypatch.setattr(late_notices, "_LONG_SECONDS", -1.0)
+    with ExitStack() as undo:
+        ClientPatch(undo)
+        made = Requests()
+        monkeypatch.setattr(late_notices, "_show", lambda *shown: made.shown.append(shown))
+        yield made
+
+
+WAITS = {
+    "its result": lambda made: made.result.get(),
+    "its end": lambda made: made.result.wait(),
+    "the client's requests": lambda made: made.client.wait([made.result]),
+    "some time": lambda made: made.result.wait(1e6),
+}
+
+
+@pytest.mark.parametrize("wait", WAITS.values(), ids=WAITS.keys())
+def test_a_wait_shows_the_notices_that_have_come_and_those_that_come(requests, wait, monkeypatch):
+    def show(rank, text):
+        requests.shown.append((rank, text))
+        if rank == 0:
+            requests.give_notice(1)
+        else:
+            requests.answer()
+
+    monkeypatch.setattr(late_notices, "_show", show)
+    requests.give_notice(0)
+    assert wait(requests)
+    assert requests.shown == [(0, LATE), (1, LATE)]
+
+
+def test_a_loop_over_the_results_shows_the_notices_of_the_next_one(requests, monkeypatch):
+    def show(rank, text):
+        requests.shown.append((rank, text))
+        requests.result._children[rank].set_result(rank)
+
+    monkeypatch.setattr(late_notices, "_show", show)
+    for rank in (0, 1):
+        requests.give_notice(rank)
+    assert list(requests.result) == [0, 1]
+    assert requests.shown == [(0, LATE), (1, LATE)]
+
+
+def test_a_short_wait_shows_each_notice_once_and_leaves_nothing(requests):
+    requests.give_notice(0)
+    for _ in range(2):
+        assert not requests.result.wait(1e-3)
+    assert requests.shown == [(0, LATE)]
+    (notices,) = requests.result._children[0].iopub_callbacks
+    assert notices.wakes == []
+
+
+def test_output_and_early_notices_are_left_to_ipyparallel(requests, monkeypatch):
+    requests.say(0, "printed")
+    monkeypatch.setattr(late_notices, "_LONG_SECONDS", 1e6)
+    requests.give_notice(0)
+    requests.result.wait(1e-3)
+    assert requests.shown == []
+
+
+def test_notices_are_not_shown_twice_where_all_output_is_streamed(requests, capsys):
+    with requests.result.stream_output():
+        requests.give_notice(0)
+        requests.result.wait(1e-3)
+    assert requests.shown == []
+    assert LATE.splitlines()[0] in capsys.readouterr().err
+
+
+def test_a_notice_looks_as_in_a_cell(capsys):
+    late_notices._show(1, LATE)
+    shown = "".join(capsys.readouterr())
+    assert shown.splitlines()[0] == f"rank 1 · {LATE.splitlines()[0]}"
