@@ -14,6 +14,7 @@ import cloudpickle
 
 from allranks.cluster.sockets import Answers
 from allranks.errors import UsageError
+from allranks.records.deferred import interruptible
 
 _MPI = "mpi4py.MPI"
 _COUNTED_NBYTES = 10_000_000
@@ -87,14 +88,16 @@ def sent_nbytes(value: Any) -> int | None:
 
 @contextmanager
 def reading(place: str) -> Iterator[None]:
-    """Within, a rank's value is unpickled in the notebook, which must not start MPI.
+    """Within, a rank's value is unpickled in the notebook, which must not start MPI. An interrupt
+    ends this at once: a value may import a library.
 
     Raises UsageError if it can only be unpickled on a rank; ``place`` is for errors, as ``on rank
     0``.
     """
     barred = sys.modules.setdefault(_MPI, cast(ModuleType, None)) is None
     try:
-        yield
+        with interruptible():
+            yield
     except OSError:
         raise
     except (Exception, SystemExit) as error:  # unpickling may raise anything

@@ -15,6 +15,7 @@ import traceback
 import types
 from asyncio import ensure_future, wait
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from contextvars import Context, copy_context
 from functools import partial
 from operator import itemgetter
 from time import monotonic
@@ -111,6 +112,8 @@ class Rank:
         self._loop: asyncio.AbstractEventLoop | None = None
         #: The last cell.
         self._task: asyncio.Task[None] | None = None
+        #: The context variables as the last cell has left them, as numpy's options.
+        self._context = Context()
         #: The cells that have come and not begun.
         self._not_begun: set[int] = set()
         self._mpi_ports: list[int] = []
@@ -216,6 +219,7 @@ class Rank:
             refuse = partial(_for_the_notebook, name)
             # No lines: a cell that consists of ``rank`` would be one, by IPython's automagic.
             shell.register_magic_function(refuse, "cell", name)
+        _refuse_own_extensions(shell)
         setattr(shell, "enable_gui", _no_windows)  # noqa: B010  a method, to mypy
         setattr(shell, "set_next_input", _no_next_input)  # noqa: B010
         take_turns(shell, self._config.session_dir)
@@ -353,7 +357,7 @@ class Rank:
             return
         running = self._run_cell(cell, run)
         try:
-            self._task = ensure_future(running)
+            self._task = self._context.run(ensure_future, running)
         except BaseException as error:  # a cell may have replaced what asyncio itself needs
             running.close()
             self._reply_failure(cell.cell, error)
@@ -364,7 +368,10 @@ class Rank:
 
     async def _run_of_all(self, cell: RunCell, payloads: list[bytes]) -> Replies:
         self._epochs.enter()
-        return await self._runner.run(cell, payloads)
+        try:
+            return await self._runner.run(cell, payloads)
+        finally:
+            self._context = copy_context()
 
     async def _run_cell(self, cell: RunCell, run: Callable[[], Awaitable[Replies]]) -> None:
         self._running[self.rank] = cell.number
@@ -574,6 +581,19 @@ def _for_the_notebook(name: str, line: str, cell: str | None = None) -> None:
         f"expected code for the ranks, found {magic}, which is a magic of the notebook. "
         "Type it in a cell of its own"
     )
+
+
+def _refuse_own_extensions(shell: Any) -> None:
+    manager = shell.extension_manager
+    load = manager.load_extension
+
+    def load_extension(name: str) -> str | None:
+        if name.partition(".")[0] == "allranks":
+            _for_the_notebook(f"load_ext {name}", "")
+        found: str | None = load(name)
+        return found
+
+    manager.load_extension = load_extension
 
 
 def _print_page(_shell: Any, data: Any, start: int = 0, screen_lines: int = 0) -> None:

@@ -238,7 +238,8 @@ class DistributedMagics(Magics):
         if died is None:
             sent.ended = True
             if sent.options.out is not None:
-                self.shell.user_ns[sent.options.out] = sent.run.values()
+                with short_interrupts(self.session, _UNREAD):
+                    self.shell.user_ns[sent.options.out] = sent.run.values()
             return
         commit = sent.cluster.roster.goes_on
         if not commit or sent.run.presses or sent.commits.count(commit) == _MOST_TIMES:
@@ -429,4 +430,5 @@ class DistributedMagics(Magics):
 
 _LOG_NBYTES = 8192
 _MOST_TIMES = 3
+_UNREAD = "the cell has run, and reading its values was interrupted"
 _GOES_ON = "The cell runs again, and its training continues from its last commit."

@@ -90,6 +90,10 @@ SHOWN = {
         "%distributed status",
         ["UsageError: expected code for the ranks, found %distributed", "in a cell of its own"],
     ),
+    "an extension of the notebook": (
+        "%load_ext allranks.px",
+        ["UsageError: expected code for the ranks, found %load_ext allranks.px, which is a magic"],
+    ),
     "no such magic": ("%no_such_magic", ["UsageError: Line magic function `%no_such_magic`"]),
 }
 

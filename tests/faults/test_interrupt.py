@@ -152,6 +152,18 @@ def test_an_interrupt_ends_the_pickling_of_a_value(notebook):
     assert notebook.on_ranks("kept").text == KEPT
 
 
+def test_an_interrupt_ends_the_unpickling_of_a_value(notebook):
+    cell = notebook.start_on_ranks(
+        "class Slow:\n    def __reduce__(self):\n"
+        "        return exec, ('import time; print(\"reads\"); time.sleep(600)',)\nSlow()",
+        "-o values",
+    ).wait_for("reads")
+    notebook.interrupt()
+    cell.wait(SETTLED_SECONDS).fails("KeyboardInterrupt")
+    cell.says("the cell has run, and reading its values was interrupted. The ranks keep running.")
+    assert notebook.on_ranks("kept").text == KEPT
+
+
 def test_what_an_exception_says_last_is_shown(notebook):
     cell = notebook.on_ranks(
         "error = ValueError('first')\ntry:\n    raise error\nexcept ValueError:\n"

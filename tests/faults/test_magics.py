@@ -244,6 +244,19 @@ def test_a_cell_is_what_it_is_in_ipython(notebook, source, shown):
     assert (cell.status, cell.text) == ("ok", shown)
 
 
+def test_the_next_cell_has_numpys_options_and_other_context_variables(notebook):
+    notebook.on_ranks(
+        "import decimal\nimport numpy as np\nbefore = np.geterr()\n"
+        "np.seterr(over='raise')\nnp.set_printoptions(precision=2)\n"
+        "decimal.setcontext(decimal.Context(prec=6))"
+    ).ok()
+    cell = notebook.on_ranks("np.geterr()['over'], decimal.getcontext().prec, str(np.ones(1) / 3)")
+    assert cell.text == "ranks 0–3 → ('raise', 6, '[0.33]')\n"
+    notebook.on_ranks(
+        "np.seterr(**before)\nnp.set_printoptions(precision=8)\ndecimal.setcontext(decimal.Context())"
+    ).ok()
+
+
 def test_commands_that_fail_and_deprecations_are_shown(notebook):
     cell = notebook.on_ranks("!ls /nowhere/at/all\n_exit_code != 0", "-r 0")
     assert cell.status == "ok"

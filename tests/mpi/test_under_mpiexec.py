@@ -171,6 +171,25 @@ def test_a_script_may_leave_mpis_start_to_us_or_end_it_itself(
     assert (ended.returncode, ended.stdout) == (0, said)
 
 
+CROSSED = """
+import allranks.collectives as c
+from allranks.errors import CollectiveMismatch
+c.init()
+try:
+    c.comm.recv(source=0) if c.rank() else c.allreduce(1)
+except CollectiveMismatch as error:
+    print(f"{str(error).splitlines()[0]}\\n", end="")
+"""
+
+
+@pytest.mark.parametrize("per_host", ["2", "1"])
+def test_ranks_of_a_script_that_wait_for_each_other_are_told_so(per_host: str) -> None:
+    """In cells: tests/mpi/ranks/misuse_suite.py."""
+    ended = mpiexec(2, "-c", CROSSED, ALLRANKS_RANKS_PER_HOST=per_host)
+    assert ended.returncode == 0, ended.stdout
+    assert ended.stdout.count("ranks 0–1 wait for each other, and none can go on.") == 2
+
+
 ENDS = """
 import ctypes, time
 from types import SimpleNamespace

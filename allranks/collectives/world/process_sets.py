@@ -134,8 +134,8 @@ def add_process_set(process_set: ProcessSet | Sequence[int] | MPI.Comm) -> Proce
     """
     chosen = process_set if isinstance(process_set, ProcessSet) else ProcessSet(process_set)
     this = world.current()
-    ranks = tuple(chosen.ranks)
-    if any(isinstance(rank, bool | np.bool_) for rank in ranks):
+    ranks: tuple[Any, ...] = tuple(chosen.ranks)
+    if not all(isinstance(r, int | np.integer) and not isinstance(r, bool) for r in ranks):
         raise UsageError(
             f"add_process_set needs the numbers of ranks: found {list(ranks)}. Type for a mask: "
             "add_process_set(np.flatnonzero(mask))"

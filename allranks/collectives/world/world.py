@@ -200,7 +200,7 @@ class World(RankState):
         self.notebook = False
         """True after an engine has entered a cell: the program is not the only scope."""
         self.left_behind: set[threading.Thread] = set()
-        """The threads that existed when the cell began."""
+        """The threads that existed when the cell began; in a script those of allranks."""
         self.strays_reported = False
         """Whether a call outside the cell was reported since the cell began."""
         self.needs = -1

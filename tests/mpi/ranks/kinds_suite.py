@@ -187,9 +187,11 @@ def test_horovods_second_argument_is_no_reduction():
             c.allreduce(np.ones(2), average)
 
 
-def test_a_mask_is_no_list_of_ranks():
+def test_a_mask_and_floats_are_no_ranks():
     with pytest.raises(UsageError, match=r"Type for a mask: add_process_set\(np\.flatnonzero"):
         c.add_process_set(np.arange(c.size()) == 0)
+    with pytest.raises(UsageError, match=r"needs the numbers of ranks: found \[0\.0\]"):
+        c.add_process_set([0.0])
 
 
 def test_tables_of_pandas_need_the_same_labels():
