@@ -581,7 +581,10 @@ class Topocomm(Comm, MPI.Topocomm):
         parts = [MPI.pickle.dumps(value) for value in values]
         lengths = np.array([len(part) for part in parts], np.int64)
         theirs = np.zeros(self.indegree, np.int64)
-        self._collective(op, type(self).Ineighbor_alltoall, lengths, theirs)
+        # Not alltoall: on a rank that only receives, mpi4py infers the count 0 of what is sent, and
+        # Open MPI refuses a count that differs from that of the other buffer.
+        one_each = (lengths, [1] * lengths.size), (theirs, [1] * theirs.size)
+        self._collective(op, type(self).Ineighbor_alltoallv, *one_each)
         data = np.empty(int(theirs.sum()), np.uint8)
         sent = (np.frombuffer(b"".join(parts), np.uint8), lengths.tolist())
         self._collective(op, type(self).Ineighbor_alltoallv, sent, (data, theirs.tolist()))

@@ -1537,6 +1537,14 @@ def test_graphs_find_their_neighbours():
     assert ring.neighbor_allgather(me) == [before]
 
 
+def test_objects_move_along_the_edges_of_a_graph_from_one_rank_to_the_others():
+    others = [rank for rank in RANKS if rank]
+    star = c.comm.Create_dist_graph_adjacent(*(([0], []) if c.rank() else ([], others)))
+    expected = [c.rank()] if c.rank() else []
+    assert star.neighbor_alltoall([] if c.rank() else others) == expected
+    assert star.neighbor_allgather({"from": c.rank()}) == [{"from": 0}] * len(expected)
+
+
 def test_requests_are_waited_for(comm):
     n, me = comm.Get_size(), comm.Get_rank()
     after, before = (me + 1) % n, (me - 1) % n
