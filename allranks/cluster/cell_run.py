@@ -33,6 +33,9 @@ from allranks.widgets.text import front_end, of_this_process
 
 #: By this time after an interrupt, a rank that reacts has left its cell, or cleans up.
 NOTICE_SECONDS = 2.0
+#: So long after a rank has failed, a line names it if others still run, as in a loop of
+#: ``request.Test()`` that does not end.
+_FAILED_SECONDS = 10.0
 #: Time to leave the cell after a timeout's interrupt.
 GRACE_SECONDS = 10.0
 #: The ranks are asked where they are this much earlier.
@@ -191,6 +194,8 @@ class CellRun:
         #: From the first interrupt on.
         self._grace: Countdown | None = None
         self._unheard = InterruptTimeout(connection.ask_soon)
+        #: From the first failure of a rank on.
+        self._ends_alone: Countdown | None = None
         self._interrupts = 0
         #: Whether a feature waits for the user, as at a prompt of a rank.
         self._asks_user = False
@@ -261,6 +266,14 @@ class CellRun:
         running = f"; {label(others)} keep{'s' * (len(others) == 1)} running" if others else ""
         self.view.notice(said + running)
 
+    def _name_failed(self) -> None:
+        replies = [reply.report for _, reply in sorted(self.state.replies.items())]
+        failed = [report for report in replies if report is not None and not report.waiting]
+        if failed and self.pending and not self.presses and not self.timed_out:
+            said = failures.plain(failures.headline(failed, self.size))
+            run = f"{label(self.pending)} still run{'s' * (len(self.pending) == 1)}"
+            self.view.notice(f"{said}; {run}. An interrupt ends the cell")
+
     @property
     def ended_well(self) -> bool:
         well = {rank for rank, reply in self.state.replies.items() if reply.status == "ok"}
@@ -287,6 +300,9 @@ class CellRun:
                 f"timeout of {self.timeout:g} s reached: interrupting {label(self.pending)}"
             )
             self.interrupt()
+        if self._ends_alone is not None and self._ends_alone.left() <= 0:
+            self._ends_alone = None
+            self._name_failed()
         if self._grace is not None and self.pending and not self._connection.closed:
             self._insist(GRACE_SECONDS - self._grace.left())
         if self._ends_within is not None and self.pending and self._ends_within.left() <= 0:
@@ -420,6 +436,8 @@ class CellRun:
                 self._unheard.lines[record.rank] = record.line
             self.view.telemetry(record, payloads)
         elif isinstance(record, Reply):
+            if record.status == "error" and self.failed_first is None:
+                self._ends_alone = Countdown(_FAILED_SECONDS)
             self.apply(record)
             if record.has_value:
                 self._values[record.rank] = payloads[0]

@@ -138,11 +138,13 @@ def test_the_lines_that_choose_a_gpu_choose_the_cpu_where_there_is_none(ranks):
 
 
 FORKED = """
-import multiprocessing, os, tempfile
-folder = tempfile.mkdtemp()
+import multiprocessing, os, socket, tempfile
+where = f"file://{tempfile.mkdtemp()}/store" if found_by == "file" else "env://"
+with socket.create_server(("127.0.0.1", 0)) as free:
+    port = free.getsockname()[1]
 
 def alone(place, count):
-    where = f"file://{folder}/store"
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     dist.init_process_group("gloo", init_method=where, rank=place, world_size=count)
     t = torch.ones(1)
     dist.all_reduce(t)
@@ -157,7 +159,8 @@ for process in made:
 """
 
 
-def test_processes_that_a_rank_forks_have_torchs_own_groups(ranks):
+@pytest.mark.parametrize("found_by", ["file", "environment"])
+def test_processes_that_a_rank_forks_have_torchs_own_groups(found_by, ranks):
     assert ranks.on_ranks(IMPORTS).status == "ok"
-    cell = ranks.on_ranks(FORKED, timeout=90)
+    cell = ranks.on_ranks(f"found_by = {found_by!r}\n{FORKED}", timeout=90)
     assert cell.text == "ranks 0–2 → [3, 3, 3]\n"

@@ -305,6 +305,9 @@ class Call:
 class Progress(Protocol):
     """How far the ranks are with the requests of one collective."""
 
+    is_persistent: bool
+    """Whether ranks start the same request again and again."""
+
     def missing(self, ranks: Sequence[int], number: int) -> tuple[int, ...]:
         """Those of the ranks that have not made their part of a request."""
 

@@ -25,6 +25,7 @@ class Posts:
 
     def __init__(self, own: RankState, group: int, index: int = 0) -> None:
         self._own, self._group = own, group
+        self.is_persistent = index > 0
         self._key = _KEY | index << _INDEX_BITS | group
         self._number = self._persistent = 0
         self._known: dict[int, weakref.ref[Any]] = {}

@@ -227,6 +227,8 @@ class Watch:
             without = f"calling {call.spec.title}{' again' if repeated else ''}"
             if open_there:
                 without = f"waiting for the request of {call.spec.title}"
+            elif isinstance(call, PointCall) and call.posts and call.posts.is_persistent:
+                without = f"starting the request of {call.spec.title}"
             said = f"rank {rank} {why} without {without}; {label(waiting)} {verb} for it."
         lines = [f"{said} {advice}"]
         if waiting:

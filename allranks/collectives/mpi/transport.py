@@ -329,8 +329,8 @@ _DEATHS = {
     getattr(MPI, name, MPI.ERR_LASTCODE)
     for name in ("ERR_PROC_FAILED", "ERR_PROC_FAILED_PENDING", "ERR_REVOKED")
 }
-NAME = "MPI_COMM_WORLD"
-"""MPI's name of the communicator of all ranks, which `user` stands for."""
+NAME, NAME_ALONE = "MPI_COMM_WORLD", "MPI_COMM_SELF"
+"""MPI's names of the communicators that `user` and `alone` stand for."""
 
 
 @dataclass(eq=False)
@@ -386,6 +386,7 @@ class Epochs:
         """Drops the messages that this rank has sent to itself."""
         self._retired.append(MPI.Intracomm(self.alone))
         rebind(self.alone, self._retired[-1].Dup())
+        self.alone.Set_name(NAME_ALONE)
 
     def take_over(self, pristine: MPI.Intracomm, fresh: MPI.Intracomm) -> None:
         """Replaces the communicators of all ranks, some of which are new; the old ones are kept."""

@@ -44,6 +44,7 @@ from allranks.collectives.ops.point_to_point import (
     Request,
     StandIn,
     raised,
+    returning,
 )
 from allranks.collectives.world import World, current
 from allranks.collectives.world.process_sets import open_group, ranks_of
@@ -64,6 +65,18 @@ class WrongRoot(RefusedByMpi):
     """A root that is not a rank."""
 
     code = MPI.ERR_ROOT
+
+
+class WrongColor(RefusedByMpi):
+    """A negative colour of `Comm.Split`."""
+
+    code = MPI.ERR_ARG
+
+
+class CannotFree(RefusedByMpi):
+    """`Comm.Free` of a communicator that the program has not made."""
+
+    code = MPI.ERR_COMM
 
 
 class Comm(PointToPoint):
@@ -195,12 +208,12 @@ class Comm(PointToPoint):
         return found
 
     def scatter(self, sendobj: Any, root: int = 0) -> Any:
-        here = self.Get_rank() == self._rooted("scatter", root)
-        values = self._one_a_rank("scatter", sendobj) if here else []
+        index = self._rooted("scatter", root)
+        values = self._one_a_rank("scatter", sendobj) if self.Get_rank() == index else []
         call = operations.begin_object_alltoall(
-            self._group(), "comm.scatter", values, "scatter", root
+            self._group(), "comm.scatter", values, "scatter", index
         )
-        return self._world.run(call)[root]
+        return self._world.run(call)[index]
 
     def alltoall(self, sendobj: Any) -> list[Any]:
         values = self._one_a_rank("alltoall", sendobj)
@@ -233,7 +246,7 @@ class Comm(PointToPoint):
             raise WrongRoot(
                 f"comm.{op} needs a root from 0 to {last}: found root={root}. Name one of them."
             )
-        return root
+        return int(root)  # mpi4py takes a float, as that of size / 2
 
     def _objects(self, call: str, value: Any, root: int | None = None, op: Any = None) -> Any:
         index = -1 if root is None else self._rooted(call, root)
@@ -255,7 +268,7 @@ class Comm(PointToPoint):
     def Split(self, color: int = 0, key: int = 0) -> MPI.Comm:
         """MPI_Split: a communicator for each colour; the null communicator for UNDEFINED."""
         if color < 0 and color != MPI.UNDEFINED:
-            raise UsageError(
+            raise WrongColor(
                 f"comm.Split needs a colour from 0 on, or MPI.UNDEFINED: found color={color}."
             )
         return self._made("Split", Raw.Split, color, key)
@@ -358,7 +371,7 @@ class Comm(PointToPoint):
     def Free(self) -> None:
         """MPI_Comm_free; a communicator of an earlier epoch is not freed."""
         if self._epoch is None:
-            raise UsageError(
+            raise CannotFree(
                 "comm.Free() needs a communicator that the program has made: this one lasts as "
                 "long as the ranks do."
             )
@@ -574,7 +587,10 @@ class Topocomm(Comm, MPI.Topocomm):
         parts = [MPI.pickle.dumps(value) for value in values]
         lengths = np.array([len(part) for part in parts], np.int64)
         theirs = np.zeros(self.indegree, np.int64)
-        self._collective(op, type(self).Ineighbor_alltoall, lengths, theirs)
+        # Not alltoall: on a rank that only receives, mpi4py infers the count 0 of what is sent, and
+        # Open MPI refuses a count that differs from that of the other buffer.
+        one_each = (lengths, [1] * lengths.size), (theirs, [1] * theirs.size)
+        self._collective(op, type(self).Ineighbor_alltoallv, *one_each)
         data = np.empty(int(theirs.sum()), np.uint8)
         sent = (np.frombuffer(b"".join(parts), np.uint8), lengths.tolist())
         self._collective(op, type(self).Ineighbor_alltoallv, sent, (data, theirs.tolist()))
@@ -584,6 +600,8 @@ class Topocomm(Comm, MPI.Topocomm):
 
 for _form in ("allgather", "allgatherv", "alltoall", "alltoallv", "alltoallw"):
     setattr(Topocomm, f"Neighbor_{_form}", blocking(_Raw, f"Neighbor_{_form}"))
+    for _name in (f"Ineighbor_{_form}", f"Neighbor_{_form}_init"):
+        setattr(Topocomm, _name, returning(_name, None, getattr(_Raw, _name)))
 
 
 class Cartcomm(Topocomm, MPI.Cartcomm):
@@ -607,7 +625,7 @@ def exchanging(form: str, name: str) -> Callable[..., Any]:
 
 for _form in ("alltoall", "alltoallv", "alltoallw"):
     for _name in (f"Ineighbor_{_form}", f"Neighbor_{_form}_init"):
-        setattr(Cartcomm, _name, exchanging(_form, _name))
+        setattr(Cartcomm, _name, returning(_name, None, exchanging(_form, _name)))
     setattr(Cartcomm, f"Neighbor_{_form}", blocking(Cartcomm, f"Neighbor_{_form}"))
 making(Cartcomm, MPI.Cartcomm, "Sub")
 

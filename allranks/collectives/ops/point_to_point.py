@@ -241,7 +241,7 @@ class PointToPoint(Raw):
         """A peer as ranks of the world; all other ranks for MPI.ANY_SOURCE or PROC_NULL."""
         ranks = self._group().ranks
         if 0 <= peer < len(ranks):
-            return (ranks[peer],)
+            return (ranks[int(peer)],)  # mpi4py takes a float, as that of size / 2
         return tuple(rank for rank in ranks if rank != self._world.rank)
 
     def point(self, op: str, peer: int, steps: Callable[[PointCall], Steps[T]]) -> T:
@@ -375,7 +375,7 @@ class PointToPoint(Raw):
         """A function that looks for a message which this receive does not take; None if it takes
         any. ``added``: what is added to the tags.
         """
-        return partial(self._other_tag, source, tag, added) if tag != MPI.ANY_TAG else None
+        return partial(self._other_tag, source, int(tag), added) if tag != MPI.ANY_TAG else None
 
     def _other_tag(self, source: int, tag: int, added: int) -> OtherTag | None:
         about = MPI.Status()
@@ -1053,8 +1053,12 @@ def _within_buffers(
     return plain(self, *with_copy(call, with_wrapping_sum(call, values)))
 
 
-def _returning(name: str, peer: tuple[str, int] | None) -> Callable[..., Request | Prequest]:
-    plain = getattr(Raw, _OF_BYTES.get(name, name))
+def returning(
+    name: str, peer: tuple[str, int] | None, plain: Callable[..., Any]
+) -> Callable[..., Request | Prequest]:
+    """Guards the call of that name, which does not wait. ``peer``: the argument for the peer; None
+    if all ranks make the call.
+    """
     call = _WITH_BUFFERS.get(name)
     make = partial(_within_buffers, call, plain, signature(plain)) if call else plain
     receives = name in ("Irecv", "irecv")
@@ -1130,7 +1134,7 @@ def _posted(
 _plainly: dict[str, Callable[..., Any]] = {}
 """The calls that methods above make."""
 for _name in (*_ONE_PEER, *_ALL_PEERS):
-    _made = _returning(_name, _ONE_PEER.get(_name))
+    _made = returning(_name, _ONE_PEER.get(_name), getattr(Raw, _OF_BYTES.get(_name, _name)))
     if _name in vars(PointToPoint):
         _plainly[_name] = _made
     else:

@@ -90,8 +90,10 @@ def _wrap_torch_rendezvous(rendezvous: Any) -> None:
     if own is None or hasattr(own, "allranks"):
         return
 
+    process = os.getpid()
+
     def find_store(url: str, *args: Any, **kwargs: Any) -> Iterator[tuple[Any, int, int]]:
-        if not world.exists():
+        if not world.exists() or os.getpid() != process:  # one that the rank has forked
             yield from own(url, *args, **kwargs)
             return
         prefix = torch_group_keys.next()

@@ -168,7 +168,7 @@ def start(comm: MPI.Intracomm | Sequence[int] | None) -> World:
 
 def new_world(rank: int, parts: WorldParts) -> World:
     """A world of these parts. Collective over the first ranks of several hosts."""
-    from allranks.collectives.mpi.transport import NAME, Epochs
+    from allranks.collectives.mpi.transport import NAME, NAME_ALONE, Epochs
     from allranks.collectives.ops.communicator import Comm
 
     layout = parts.layout
@@ -182,6 +182,7 @@ def new_world(rank: int, parts: WorldParts) -> World:
     user.bind(world, 0)
     mpi = load_mpi()
     alone = Comm(mpi.Intracomm(mpi.COMM_SELF).Dup())
+    alone.Set_name(NAME_ALONE)
     alone.bind(world, ALONE)
     world.mpi = Epochs(world, user, alone, parts.pristine, world.renewed)
     world.nudge = world.mpi.nudge

@@ -1355,6 +1355,87 @@ def test_what_is_made_of_a_communicator_is_guarded_too(kind):
         made.free()
 
 
+WITH_A_ROOT = {
+    "bcast": lambda comm, last: comm.bcast(comm.rank, last) == last,
+    "gather": lambda comm, last: comm.gather(comm.rank, last) == (ours(comm, last) or None),
+    "reduce": lambda comm, last: comm.reduce([comm.rank], root=last) == (ours(comm, last) or None),
+    "scatter": lambda comm, last: comm.scatter(range(comm.size), last) == comm.rank,
+    "Bcast": lambda comm, last: _filled(lambda x: comm.Bcast(x, last), comm) == last,
+    "Ibcast": lambda comm, last: _filled(lambda x: comm.Ibcast(x, last).Wait(), comm) == last,
+    "Bcast_init": lambda comm, last: _filled(
+        lambda x: _started(comm.Bcast_init(x, last)).Wait(), comm
+    ) == last,
+}  # fmt: skip
+
+
+def ours(comm, root):
+    return list(range(comm.size)) if comm.rank == root else []
+
+
+def _filled(fill, comm):
+    x = np.full(2, comm.rank)
+    fill(x)
+    return x[0]
+
+
+@pytest.mark.parametrize("number", [float, np.float64, np.int8])
+@pytest.mark.parametrize("call", WITH_A_ROOT)
+def test_a_root_may_be_a_float(call, number):
+    # As of size / 2, which was an int in Python 2.
+    assert WITH_A_ROOT[call](c.comm, number(c.size() - 1))
+
+
+TO_ONE_RANK = {
+    "send": (lambda to: c.comm.send(5, to), lambda x, of: c.comm.recv(source=of)),
+    "send with a tag": (
+        lambda to: c.comm.send(5, to, to),
+        lambda x, of: c.comm.recv(None, of, 1.0),
+    ),
+    "Send": (lambda to: c.comm.Send(X * 5, to), lambda x, of: c.comm.Recv(x, of, 0.0) or x[0]),
+    "Ssend": (lambda to: c.comm.Ssend(X * 5, to), lambda x, of: c.comm.Recv(x, of) or x[0]),
+    "isend": (lambda to: c.comm.isend(5, to).wait(), lambda x, of: c.comm.irecv(None, of).wait()),
+    "Isend": (
+        lambda to: c.comm.Isend(X * 5, to).Wait(),
+        lambda x, of: c.comm.Irecv(x, of).Wait() and x[0],
+    ),
+    "Send_init": (
+        lambda to: _started(c.comm.Send_init(X * 5, to)).Wait(),
+        lambda x, of: _started(c.comm.Recv_init(x, of)).Wait() and x[0],
+    ),
+    "probe": (
+        lambda to: c.comm.send(5, to),
+        lambda x, of: c.comm.probe(of, 0.0) and c.comm.recv(source=of),
+    ),
+}
+
+
+@two
+@pytest.mark.parametrize("number", [float, np.float64, np.int8])
+@pytest.mark.parametrize("call", TO_ONE_RANK)
+def test_a_peer_and_a_tag_may_be_floats(call, number):
+    send, receive = TO_ONE_RANK[call]
+    if c.rank() == 0:
+        send(number(1))
+    elif c.rank() == 1:
+        assert receive(np.zeros(1), number(0)) == 5
+
+
+REFUSED = {
+    "Free": (lambda: c.comm.Free(), MPI.ERR_COMM),
+    "Split": (lambda: c.comm.Split(-5), MPI.ERR_ARG),
+    "root": (lambda: c.comm.bcast(0, root=c.size()), MPI.ERR_ROOT),
+}
+
+
+@pytest.mark.parametrize("call", REFUSED)
+def test_a_program_may_catch_the_exception_of_mpi4py(call):
+    refused, code = REFUSED[call]
+    with pytest.raises(MPI.Exception) as raised:
+        refused()
+    assert raised.value.Get_error_class() == code
+    c.comm.barrier()
+
+
 def test_the_communicator_of_all_ranks_is_not_freed():
     with pytest.raises(UsageError, match="lasts as long as the ranks"):
         c.comm.Free()
@@ -1365,6 +1446,7 @@ def test_the_communicator_of_all_ranks_is_not_freed():
 def test_the_communicator_of_all_ranks_looks_like_mpis_own():
     whole = MPI.COMM_WORLD
     assert c.comm.name == whole.name
+    assert c.world.current().mpi.alone.name == MPI.COMM_SELF.name
     for key in (MPI.TAG_UB, MPI.IO, MPI.WTIME_IS_GLOBAL, MPI.APPNUM, MPI.LASTUSEDCODE):
         assert c.comm.Get_attr(key) == whole.Get_attr(key)
     assert pickle.loads(pickle.dumps(c.comm)) is c.comm
@@ -1453,6 +1535,14 @@ def test_graphs_find_their_neighbours():
     assert ring.neighbor_alltoall([me]) == [before]
     ring = c.comm.Create_dist_graph([me], [1], [after])
     assert ring.neighbor_allgather(me) == [before]
+
+
+def test_objects_move_along_the_edges_of_a_graph_from_one_rank_to_the_others():
+    others = [rank for rank in RANKS if rank]
+    star = c.comm.Create_dist_graph_adjacent(*(([0], []) if c.rank() else ([], others)))
+    expected = [c.rank()] if c.rank() else []
+    assert star.neighbor_alltoall([] if c.rank() else others) == expected
+    assert star.neighbor_allgather({"from": c.rank()}) == [{"from": 0}] * len(expected)
 
 
 def test_requests_are_waited_for(comm):
@@ -1556,6 +1646,27 @@ def _waitall(requests):
 def test_who_waits_for_a_rank_that_has_left_is_told(missed):
     error = in_a_cell(lambda: None if odd() else MISSED[missed](c.comm))
     if odd():
+        assert error is None
+    else:
+        assert isinstance(error, RankLeft), error
+        assert "rank 1 has left this cell" in str(error)
+    next_cell_works()
+
+
+BESIDE = {
+    "Ineighbor_alltoall": lambda grid, x, y: grid.Ineighbor_alltoall(x, y),
+    "Ineighbor_allgather": lambda grid, x, y: grid.Ineighbor_allgather(x[:1], y),
+    "Neighbor_alltoall_init": lambda grid, x, y: _started(grid.Neighbor_alltoall_init(x, y)),
+}
+
+
+@two
+@pytest.mark.parametrize("call", BESIDE)
+def test_who_waits_for_a_neighbour_that_has_left_is_told(call):
+    grid = c.comm.Create_cart([c.size()], [True])
+    mine, theirs = np.full(2, float(c.rank())), np.zeros(2)
+    error = in_a_cell(lambda: None if odd() else BESIDE[call](grid, mine, theirs).Wait())
+    if odd() or 1 not in grid.Shift(0, 1):  # all that it needs has come
         assert error is None
     else:
         assert isinstance(error, RankLeft), error

@@ -200,6 +200,34 @@ def test_the_second_interrupt_kills_only_the_ranks_that_have_not_left_the_cell()
     assert plain(error.text).startswith("rank 0 (here, cpu) raised ValueError at line 3")
 
 
+def test_a_rank_that_has_failed_is_named_while_others_run_on(monkeypatch):
+    monkeypatch.setattr(cell_run, "_FAILED_SECONDS", 0.0)
+    cell = InterruptedCell()
+    cell.run.step(0)
+    assert not cell.lines
+    cell.run.take(reply(0, "error", "ValueError"), [])
+    cell.run.step(0)
+    cell.run.step(0)
+    named = (
+        "rank 0 of 4 at line 3: ValueError: why; ranks 1–2 still run. An interrupt ends the cell"
+    )
+    assert cell.lines == [named]
+
+
+@pytest.mark.parametrize("how", ["all have left", "interrupted"])
+def test_a_rank_that_has_failed_is_not_named_at_the_end_of_its_cell(how, monkeypatch):
+    monkeypatch.setattr(cell_run, "_FAILED_SECONDS", 0.0)
+    cell = InterruptedCell()
+    cell.run.take(reply(0, "error", "ValueError"), [])
+    if how == "interrupted":
+        cell.run.press()
+    else:
+        for rank in (1, 2):
+            cell.run.take(reply(rank, "ok", ""), [])
+    cell.run.step(0)
+    assert not cell.lines
+
+
 def test_a_time_limit_kills_only_the_ranks_that_have_not_left_the_cell(monkeypatch):
     monkeypatch.setattr(cell_run, "GRACE_SECONDS", 0.0)
     cell = InterruptedCell(timeout=0.0, replacing="ask")

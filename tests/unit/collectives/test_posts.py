@@ -134,6 +134,15 @@ def test_persistent_requests_may_start_in_any_order(ranks):
     ranks.waits(0, mine)
 
 
+def test_a_rank_that_has_not_started_a_persistent_request_is_named(ranks):
+    made = [its.persistent() for its in ranks.posts]
+    mine = Request(made[0])
+    Request(made[2])
+    ranks.leaves(1)
+    with pytest.raises(RankLeft, match="finished this cell without starting the request of comm"):
+        ranks.waits(0, mine)
+
+
 def test_a_rank_in_the_place_of_another_counts_as_the_others_do(ranks):
     for rank in range(3):
         ranks.post(rank).ended = True
