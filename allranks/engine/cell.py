@@ -319,6 +319,8 @@ class CellRunner:
         """Returns the reply to a cell that is left out, because an interrupt has come before it
         could begin. In any thread.
         """
+        # First: other ranks need not wait for this one, also on their way out.
+        world.current().leave_out(cell, INTERRUPTED)
         found = report(KeyboardInterrupt(), [_NOT_BEGUN], self.rank, self.device, "")
         return self._reply_outside(cell, "interrupted", found)
 

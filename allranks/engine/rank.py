@@ -312,7 +312,10 @@ class Rank:
         assert self._loop is not None
         self._features.message_received(record, payloads)
         if isinstance(record, RunCell):
-            self._submit(record, partial(self._run_of_all, record, payloads))
+            # Not those of features, whose notebooks wait for other records, too.
+            self._not_begun.add(record.cell)
+            run = partial(self._run_of_all, record, payloads)
+            self._loop.call_soon_threadsafe(self._start_unless_left_out, record, run)
         elif isinstance(record, Interrupt):
             if record.cell != BETWEEN_CELLS:
                 self._interrupt(record.cell)
@@ -334,7 +337,7 @@ class Rank:
     def _interrupt(self, cell: int) -> None:
         # The request may be another notebook's: it goes on.
         if self._epochs.in_request and self._has_taken(cell):
-            self.wire.send(self._runner.interrupted_before(cell))
+            self.wire.leave_out(self._runner.interrupted_before(cell))
         else:
             self._runner.interrupts.send(cell)
 
@@ -348,13 +351,14 @@ class Rank:
 
     def _submit(self, cell: RunCell, run: Callable[[], Awaitable[Replies]]) -> None:
         assert self._loop is not None
-        self._not_begun.add(cell.cell)
         # This is the thread of the wire; cells run in the main thread.
         self._loop.call_soon_threadsafe(self._start_cell, cell, run)
 
+    def _start_unless_left_out(self, cell: RunCell, run: Callable[[], Awaitable[Replies]]) -> None:
+        if self._has_taken(cell.cell):
+            self._start_cell(cell, run)
+
     def _start_cell(self, cell: RunCell, run: Callable[[], Awaitable[Replies]]) -> None:
-        if not self._has_taken(cell.cell):
-            return
         running = self._run_cell(cell, run)
         try:
             self._task = self._context.run(ensure_future, running)

@@ -28,7 +28,16 @@ from zmq.utils.monitor import recv_monitor_message
 from allranks.engine.telemetry import TelemetrySender
 from allranks.engine.transcript import Entry, Transcript
 from allranks.records.config import COMMANDS_AT_HOME, EVENTS_AT_HOME
-from allranks.records.wire import Answer, Hello, Output, Record, decode, encode, join_messages
+from allranks.records.wire import (
+    Answer,
+    Hello,
+    Output,
+    Record,
+    Reply,
+    decode,
+    encode,
+    join_messages,
+)
 
 _TICK_SECONDS = 0.05
 _IDLE_TICK_SECONDS = 0.25
@@ -267,6 +276,14 @@ class RankWire:
             self._telemetry.begin(cell)
             self.cell = cell
             self.busy = True
+
+    def leave_out(self, reply: Reply) -> None:
+        """Sends the reply to a cell that does not begin here: it was the last one all the same."""
+        with self._lock:
+            if self._kept is not None:
+                self._kept.clear()
+            self.cell = reply.cell
+            self.send(reply)
 
     def _loop(self) -> None:
         next_tick = monotonic()

@@ -26,7 +26,8 @@ class Posts:
     def __init__(self, own: RankState, group: int, index: int = 0) -> None:
         self._own, self._group = own, group
         self.is_persistent = index > 0
-        self._key = _KEY | index << _INDEX_BITS | group
+        # Also of the group of this rank alone, whose number is negative.
+        self._key = _KEY | index << _INDEX_BITS | group & (1 << _INDEX_BITS) - 1
         self._number = self._persistent = 0
         self._known: dict[int, weakref.ref[Any]] = {}
         """The requests that may not have completed."""
@@ -58,9 +59,15 @@ class Posts:
         """
         if not (self._known or self._left_open or dropped):
             return
-        alive = [one() for one in self._known.values()]
+        alive = [one() for one in list(self._known.values())]  # another thread may post one
         ours = [one for one in (*alive, *dropped) if getattr(one, "posts", None) is not None]
-        found = [one for one in ours if one.posts._group == self._group and _is_open(one)]
+        found = [
+            one
+            for one in ours
+            if one.posts._group == self._group
+            and one.number >> EPOCH_SHIFT == self._own.epoch  # else it never completes
+            and _is_open(one)
+        ]
         self._known.clear()  # persistent requests share it
         self._known.update({id(one): weakref.ref(one) for one in found})
         ends = {posts: posts._number for posts in self._left_open}
@@ -72,21 +79,20 @@ class Posts:
 
     def missing(self, ranks: Sequence[int], number: int) -> tuple[int, ...]:
         """Those of the ranks that have not made their part, as far as this host knows."""
-        return self._behind(ranks, number, 0)
+        board = self._own.board
+        return tuple(rank for rank in self._behind(ranks, number, 0) if board.has_every_group(rank))
 
     def unfinished(self, ranks: Sequence[int], number: int) -> tuple[int, ...]:
-        """Those of the ranks that cannot move their data any more."""
+        """Those of the ranks that cannot move their data any more, if they have left. So count
+        those that have had too many groups to show this one: who has left does not come.
+        """
         return tuple(
             rank for rank in ranks if self._own.is_lost(rank) or self._behind((rank,), number, 1)
         )
 
     def _behind(self, ranks: Sequence[int], number: int, which: int) -> tuple[int, ...]:
-        board = self._own.board
-        return tuple(
-            rank
-            for rank in ranks
-            if board.progress(rank, self._key)[which] < number and board.has_every_group(rank)
-        )
+        progress, key = self._own.board.progress, self._key
+        return tuple(rank for rank in ranks if progress(rank, key)[which] < number)
 
     def _next(self, number: int) -> int:
         # A rank that has been replaced counts as the others do: from the beginning of the epoch.

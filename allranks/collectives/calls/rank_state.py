@@ -459,6 +459,15 @@ class RankState:
         if self.wake_exchange is not None:
             self.wake_exchange()
 
+    def leave_out(self, number: int, reason: str) -> None:
+        """Publishes that this rank does not run a cell that others run. In any thread."""
+        self.board.write(REASON, reason)
+        self.board.write(WHERE, "")
+        self.board.put(FAILED, 1)
+        self.board.put(LEFT, number + 1)
+        if self.wake_exchange is not None:
+            self.wake_exchange()
+
     @property
     def last_failed(self) -> bool:
         """Whether this rank's last cell has failed."""

@@ -128,6 +128,7 @@ class Watch:
             self._look_for_deadlock(call, snapshot)
             self._report_late(call, missing, waited)
         elif call.moving and call.peers:  # the request of a collective
+            self._look_for_deadlock(call, snapshot)
             self._report_late(call, call.peers, waited)
         elif wanted and not own.shared_by_all:
             # Between hosts, data may stop until a host is declared lost.
@@ -165,7 +166,10 @@ class Watch:
 
     def _publish(self, call: Call, missing: tuple[int, ...], waited: float, snapshot: int) -> None:
         board = self.own.board
-        edge = self._needed(call, missing) if waited >= call.patience() else 0
+        # The data of a collective's request move while any of its ranks waits: if all of them wait
+        # longer than that takes, they have posted different calls.
+        needed = missing or (call.peers if call.moving else ())
+        edge = self._needed(call, needed) if waited >= call.patience() else 0
         if call is not self.call:
             self.rest()  # of a call that another thread has watched
             self.call, self._edge = call, (0, 0)

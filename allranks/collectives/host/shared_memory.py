@@ -191,11 +191,13 @@ class Channel:
     def _check_mismatch(self, call: Call) -> None:
         """Raises `CollectiveMismatch`, unless the calls that differ are those of `join`."""
         brought = self.brought(call)
-        different = {spec for spec, _ in brought.values()} - {specs.JOIN}
+        join = specs.JOIN._replace(request=call.spec.request)
+        different = {spec for spec, _ in brought.values()} - {join}
         # The texts may be cut, so fingerprints decide.
         prints = {self.words[head] for head in self._heads[call.number & 1]}
-        others = prints - {specs.pack(specs.JOIN).fingerprint}
-        if len(others) > 1 or not specs.goes_with_joined(*different):
+        others = prints - {specs.pack(join).fingerprint}
+        apart = any(spec.request != join.request for spec in different)
+        if apart or len(others) > 1 or not specs.goes_with_joined(*different):
             # Only some members have filled a block: all continue from the same turn.
             self.turn = self.count & 1
             raise CollectiveMismatch(mismatches.mismatch_text(brought))

@@ -373,7 +373,7 @@ def _message(buffer: Any) -> tuple[str, int]:
         count = count[0]  # it has a displacement, too
     view = data if hasattr(data, "dtype") else np.asarray(memoryview(data))
     if kind is None:
-        dtype = np.dtype(view.dtype)
+        dtype = dtype_of(view)
         return dtype.str[1:], view.nbytes if count is None else count * dtype.itemsize
     if count is None:
         count = view.nbytes // kind.extent

@@ -920,6 +920,8 @@ class Prequest(Waiting, MPI.Prequest, metaclass=StandIn):
 def _add_posts(requests: Sequence[Any]) -> None:
     # Before they start: a rank that has received another's data finds its post, too.
     for one in requests:
+        if type(one) is Prequest:
+            one.seen = None  # of its start before
         if (posts := getattr(one, "posts", None)) is not None:
             one.number = posts.add(one)
 

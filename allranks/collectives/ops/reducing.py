@@ -699,7 +699,7 @@ def _joined_steps(group: Group, call: Call, answered: int) -> Steps[int | None]:
     yield from call.agreed(Offer(answered=answered))
     channel.turn = turn
     brought = channel.brought(call).values()
-    theirs = next((spec for spec, _ in brought if spec != JOIN), None)
+    theirs = next((spec for spec, _ in brought if spec.op != JOIN.op), None)
     if theirs is None:
         # The rank that joined last has answered the fewest calls.
         answers = [offer.answered for offer in call.agreement.offers(call)]

@@ -198,7 +198,8 @@ class World(RankState):
         """The last cell for which calls from several threads were reported."""
         self.line_reporter: LineReporter | None = None
         self.notebook = False
-        """True after an engine has entered a cell: the program is not the only scope."""
+        """True after an engine has entered a cell, or has run a request of a client: the program is
+        not the only scope."""
         self.left_behind: set[threading.Thread] = set()
         """The threads that existed when the cell began; in a script those of allranks."""
         self.strays_reported = False

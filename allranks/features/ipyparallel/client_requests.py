@@ -96,6 +96,11 @@ def unanswered(engines: Collection[str]) -> dict[Any, dict[str, set[str]]]:
     return found
 
 
+def has_sent() -> bool:
+    """Whether clients of this process have sent requests that have not been answered."""
+    return any(client.outstanding for client in _open_clients())
+
+
 def given_up(engines: Collection[str]) -> set[str]:
     """Returns which of these engines have not answered what `give_up` has interrupted."""
     return {

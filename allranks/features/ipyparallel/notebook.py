@@ -84,6 +84,7 @@ class ClientPatch:
         for name, change in _CHANGED.items():
             self._change(kind, name, change)
         from ipyparallel.client.asyncresult import AsyncResult
+        from ipyparallel.client.remotefunction import ParallelFunction
         from ipyparallel.client.view import BroadcastView, DirectView
 
         self._undo.callback(show_in_results(AsyncResult))
@@ -91,6 +92,7 @@ class ClientPatch:
         for view in (DirectView, BroadcastView):
             for name in ("_really_apply", "execute"):
                 self._change(view, name, _numbering_call)
+        self._change(ParallelFunction, "__call__", _numbering_map)
 
     def _patch_magics(self, module: ModuleType) -> None:
         self._change(module.ParallelMagics, "parallel_execute", _numbering_call)
@@ -253,6 +255,17 @@ def _numbering_call(plain: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
+def _numbering_map(plain: Callable[..., Any]) -> Callable[..., Any]:
+    """Gives the calls for each rank of which a view's ``map`` consists the number of one call."""
+
+    @wraps(plain)
+    def call(function: Any, *sequences: Any, **options: Any) -> Any:
+        with client_requests.in_call(function.view.client, blocks=False):
+            return plain(function, *sequences, **options)
+
+    return call
+
+
 def _numbering_requests(plain: Callable[..., Any]) -> Callable[..., Any]:
     """Lets the ranks know of which call a request is."""
 
@@ -286,9 +299,9 @@ def _profile(options: dict[str, Any]) -> Path:
 
 
 class _HeldCell:
-    """Says, once, which ranks cannot begin a cell because a client of another notebook holds them.
-
-    Those of this notebook are awaited before the cell is sent.
+    """Says, once, which ranks cannot begin a cell because a client of another notebook holds them,
+    or a task or an interrupted request of this one. Others of this one are awaited before the cell
+    is sent.
     """
 
     def __init__(self, cell: CellContext) -> None:
@@ -304,9 +317,11 @@ class _HeldCell:
         elif self._held != self._known:  # others may be about to answer
             self._known = {*self._held}
         elif self._held:
+            # No process knows which rank runs a task of a load-balanced view.
+            of = "" if client_requests.has_sent() else " of another notebook"
             self._cell.notice(
-                f"{label(sorted(self._held))} must first answer {_REQUEST} of another notebook; "
-                "interrupt to leave the cell out"
+                f"{label(sorted(self._held))} must first answer {_REQUEST}{of}; interrupt to leave "
+                "the cell out"
             )
             self._held, self._known = set(), set()
         return False

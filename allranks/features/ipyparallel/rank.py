@@ -250,6 +250,7 @@ def _like_a_cell(interrupts: Interrupts, alone: bool) -> Iterator[None]:
         yield
         return
     this = world.current()
+    this.notebook = True  # it may come before the first cell of this process
     reported, this.strays_reported = this.strays_reported, True
     interrupts.number, interrupts.count = _CLIENT, 0
     interrupts.hear()

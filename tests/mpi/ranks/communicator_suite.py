@@ -1420,16 +1420,16 @@ def test_a_peer_and_a_tag_may_be_floats(call, number):
         assert receive(np.zeros(1), number(0)) == 5
 
 
-REFUSED = {
+REFUSED_BY_MPI = {
     "Free": (lambda: c.comm.Free(), MPI.ERR_COMM),
     "Split": (lambda: c.comm.Split(-5), MPI.ERR_ARG),
     "root": (lambda: c.comm.bcast(0, root=c.size()), MPI.ERR_ROOT),
 }
 
 
-@pytest.mark.parametrize("call", REFUSED)
+@pytest.mark.parametrize("call", REFUSED_BY_MPI)
 def test_a_program_may_catch_the_exception_of_mpi4py(call):
-    refused, code = REFUSED[call]
+    refused, code = REFUSED_BY_MPI[call]
     with pytest.raises(MPI.Exception) as raised:
         refused()
     assert raised.value.Get_error_class() == code

@@ -13,7 +13,15 @@ import numpy as np
 import pytest
 
 from allranks.collectives.calls import call
-from allranks.collectives.calls.call import LONGEST_SLEEP, Cut, Pause, cut
+from allranks.collectives.calls.call import (
+    LONGEST_SLEEP,
+    NOTHING,
+    Call,
+    Cut,
+    Members,
+    Pause,
+    cut,
+)
 from allranks.collectives.calls.deadlocks import OtherTag
 from allranks.collectives.calls.rank_state import (
     ANSWERED,
@@ -34,10 +42,11 @@ from allranks.collectives.calls.rank_state import (
     Scope,
 )
 from allranks.collectives.calls.sites import Site
-from allranks.collectives.calls.specs import Spec, pack, pack_text, unpack_text
+from allranks.collectives.calls.specs import JOIN, Spec, of_request, pack, pack_text, unpack_text
 from allranks.collectives.calls.watch import LineReporter, Watch
 from allranks.collectives.host import memory
 from allranks.collectives.host.memory import Borrowed, Segment, Window
+from allranks.collectives.host.shared_memory import Channel
 from allranks.collectives.ops import operations
 from allranks.collectives.timings import trace
 from allranks.errors import CollectiveMismatch
@@ -255,7 +264,8 @@ def in_a_call(rank, title, **fields):
     call = SimpleNamespace(
         spec=SimpleNamespace(title=title),
         site=SimpleNamespace(place="f.py:2"),
-        **{"started": 0.0, "stage": 0, "late": None, "patience": lambda: 0.0, **fields},
+        **{"started": 0.0, "stage": 0, "late": None, "moving": False},
+        **{"patience": lambda: 0.0, **fields},
     )
     return state, call
 
@@ -346,6 +356,40 @@ def test_a_collective_in_a_clients_call_ends_where_a_rank_has_ended_its_part_of_
     other.board.put(ENDED_PART, 7)
     state.part = 0  # a call that does not block
     assert watch._left(collective, (1,)) == []
+
+
+@pytest.mark.parametrize("in_request", [(True, True), (False, False), (True, False), (False, True)])
+def test_a_rank_that_has_joined_goes_with_calls_of_requests_as_with_those_of_cells(in_request):
+    shared, board = (mmap.mmap(-1, one.nbytes(2)) for one in (Channel, Board))
+    ranks = (0, 1)
+    states = [RankState(rank, (0, 0), Board(board, ranks, rank)) for rank in ranks]
+    channels = [Channel(states[rank], Members(0, ranks, rank), shared) for rank in ranks]
+    sums = Spec("allreduce", reduction="Sum", dtype="float32", shape=(3,), elements=3)
+    packed = [
+        of_request(pack(spec)) if is_request else pack(spec)
+        for spec, is_request in zip((JOIN, sums), in_request, strict=True)
+    ]
+    calls = [Call(channel, one) for channel, one in zip(channels, packed, strict=True)]
+    assert not channels[0].arrive(calls[0], NOTHING)
+    if len(set(in_request)) == 1:
+        assert channels[1].arrive(calls[1], NOTHING)
+        assert channels[0]._compare(calls[0])
+        return
+    with pytest.raises(CollectiveMismatch, match="in a request of a client"):
+        channels[1].arrive(calls[1], NOTHING)
+    with pytest.raises(CollectiveMismatch, match="in a request of a client"):
+        channels[0]._compare(calls[0])
+
+
+def test_a_rank_that_leaves_out_a_cell_is_not_waited_for_there():
+    pages = mmap.mmap(-1, Board.nbytes(2))
+    state, other = (RankState(rank, (0, 0), Board(pages, (0, 1), rank)) for rank in (0, 1))
+    state.enter("cell In[3]", None, 3)
+    assert state.departure(1) is None
+    other.leave_out(3, "was interrupted")
+    assert state.departure(1) == (0, "has left cell In[3] (was interrupted)")
+    state.enter("cell In[4]", None, 4)
+    assert state.departure(1) is None
 
 
 def test_an_idle_rank_is_reported_as_one_that_has_nothing_to_run():

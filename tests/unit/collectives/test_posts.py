@@ -7,10 +7,10 @@ import pytest
 
 from allranks.collectives.calls.call import Members, PointCall
 from allranks.collectives.calls.posts import Posts
-from allranks.collectives.calls.rank_state import FINISHED, Board, RankState
+from allranks.collectives.calls.rank_state import FAILED, FINISHED, LEFT, Board, RankState
 from allranks.collectives.calls.specs import Spec
 from allranks.collectives.calls.watch import Watch
-from allranks.errors import RankLeft, RankLost
+from allranks.errors import CollectiveMismatch, RankLeft, RankLost
 
 LONG = 1e6
 """Seconds of a wait after which each grace is over."""
@@ -45,14 +45,17 @@ class Ranks:
         self.posts[rank].leave(dropped)
         self.states[rank].leave(reason, False, "")
 
-    def waits(self, rank, request):
-        """The wait of a rank for a request, looked at from its begin to its end."""
+    def call(self, rank, request):
         agreement = SimpleNamespace(members=Members(0, (0, 1, 2), rank))
         peers = tuple(other for other in range(3) if other != rank)
         call = PointCall(agreement, Spec("comm.Igather"), "Igather", peers)
         call.every = call.posted = True
         call.posts, call.request = request.posts, request.number
-        watch = Watch(self.states[rank])
+        return call
+
+    def waits(self, rank, request):
+        """The wait of a rank for a request, looked at from its begin to its end."""
+        call, watch = self.call(rank, request), Watch(self.states[rank])
         for look in range(10):
             watch.look(call, look / 9 * LONG)
 
@@ -162,3 +165,45 @@ def test_most_requests_that_have_ended_are_forgotten(ranks):
         made.append(ranks.post(0))
         made[-1].ended = True
     assert len(ranks.posts[0]._known) < 100
+
+
+def test_posts_of_the_rank_alone_are_no_news_of_another_rank(ranks):
+    alone = Posts(ranks.states[1], -1)
+    for _ in range(5):
+        Request(alone).ended = True
+    assert [ranks.states[0].board.get(0, word) for word in (LEFT, FAILED)] == [0, 0]
+
+
+def test_ranks_that_all_wait_for_requests_of_different_calls_are_found(ranks):
+    requests = [ranks.post(rank) for rank in range(3)]
+    watches = [(Watch(ranks.states[n]), ranks.call(n, requests[n])) for n in range(3)]
+
+    def look():
+        for waited in range(10):
+            for watch, call in watches:
+                watch.look(call, LONG + waited)
+
+    with pytest.raises(CollectiveMismatch, match="ranks 0–2 wait for each other"):
+        look()
+
+
+def test_a_rank_that_has_left_is_named_although_it_has_had_too_many_groups(ranks):
+    for group in range(200):
+        Request(Posts(ranks.states[1], group + 1)).ended = True
+    mine = ranks.post(0)
+    ranks.post(2)
+    ranks.waits(0, mine)
+    ranks.leaves(1)
+    with pytest.raises(RankLeft, match="rank 1 finished this cell"):
+        ranks.waits(0, mine)
+
+
+def test_a_request_of_an_earlier_epoch_is_not_one_that_a_rank_leaves_open(ranks):
+    old = ranks.post(1)
+    for state in ranks.states:
+        state.epoch = 1
+    mine, its, _ = (ranks.post(rank) for rank in range(3))
+    its.ended = True
+    ranks.leaves(1)
+    ranks.waits(0, mine)
+    assert not old.ended

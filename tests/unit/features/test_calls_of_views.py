@@ -106,6 +106,14 @@ def test_later_calls_have_higher_numbers_on_all_ranks():
 
 
 @pytest.mark.usefixtures("notebook")
+def test_the_calls_for_each_rank_of_a_map_have_one_number():
+    client = Unconnected()
+    client[:].map_sync(abs, [1, 2])
+    (one, other) = numbers(client)
+    assert one == other
+
+
+@pytest.mark.usefixtures("notebook")
 def test_calls_have_higher_numbers_than_requests_before_them():
     client = Unconnected()
     for _ in range(9):
@@ -147,6 +155,11 @@ def rank(monkeypatch):
     made = Rank()
     monkeypatch.setattr(of_ranks.world, "current", lambda: made.state)
     return made
+
+
+def test_a_request_before_the_first_cell_is_one_of_a_notebook_too(rank):
+    rank.run(call=3)
+    assert rank.state.notebook
 
 
 def test_a_rank_has_ended_its_part_until_it_begins_something_else(rank):
