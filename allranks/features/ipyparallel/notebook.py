@@ -126,8 +126,10 @@ class ClientPatch:
                 "elsewhere, give a time: ipp.Client(timeout=60)"
             )
         lines = [f"  ipp.Client({str(path)!r})  {size}" for path, size in files.items()]
+        by_cluster = options.get("cluster") is not None
+        typed = "connect_client_sync()" if by_cluster else "ipp.Client()"
         raise UsageError(
-            "ipp.Client() expected ranks of this notebook, found none. Type: %distributed start\n"
+            f"{typed} expected ranks of this notebook, found none. Type: %distributed start\n"
             "Other notebooks of yours have ranks. To use those, type one of:\n" + "\n".join(lines)
         )
 
