@@ -96,6 +96,17 @@ def unanswered(engines: Collection[str]) -> dict[Any, dict[str, set[str]]]:
     return found
 
 
+def are_awaited(requests: Collection[str], engines: Collection[str]) -> bool:
+    """Whether a client of these engines waits for some of these requests, tasks included, which
+    are of no engine that the client knows.
+    """
+    return any(
+        not client.outstanding.isdisjoint(requests)
+        for client in _open_clients()
+        if not set(engines).isdisjoint(list(client._engines.values()))
+    )
+
+
 def given_up(engines: Collection[str]) -> set[str]:
     """Returns which of these engines have not answered what `give_up` has interrupted."""
     return {

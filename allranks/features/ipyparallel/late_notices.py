@@ -15,6 +15,7 @@ from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any
 
 from allranks.cluster.function_sources import add_sources
+from allranks.features.ipyparallel.blocking_calls import say_it_goes_on
 from allranks.features.ipyparallel.metadata import NOTICE_OF
 from allranks.records.wire import Output
 from allranks.widgets.dashboard.view import text_view
@@ -129,6 +130,9 @@ def _show_until(requests: Iterable[Any], timeout: float | None) -> float | None:
             woken.get(timeout=None if left == math.inf else left)
     except Empty:
         pass
+    except KeyboardInterrupt as pressed:
+        say_it_goes_on(pressed, [request.msg_id for request in kept if not request.done()])
+        raise
     finally:
         for one in kept.values():
             one.wakes.remove(woken.put)

@@ -152,9 +152,13 @@ class PxResult(Future[list[Any]]):
         try:
             with interruptible():
                 yield
-        except KeyboardInterrupt:
+        except KeyboardInterrupt as pressed:
+            # Here: scripts need no magics.
+            from allranks.magics.session import show_as_line
+
             if not self.ready():
                 self._cluster.interrupt()
+                show_as_line(pressed, f"the cell on {label(self.ranks)} was interrupted")
             raise
 
     def interrupt(self) -> None:

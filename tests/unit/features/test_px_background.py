@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from allranks.features.ipyparallel import px_magics
+from allranks.features.ipyparallel import px_magics, px_results
 from allranks.features.ipyparallel.px_magics import PxMagics
 from allranks.features.ipyparallel.px_results import PxResult, in_background
 
@@ -31,18 +31,35 @@ class Asks(io.StringIO):
         return super().write(text)
 
 
+@pytest.fixture
+def running():
+    """Ends when its ranks are interrupted."""
+    result: PxResult = PxResult.__new__(PxResult)
+    Future.__init__(result)
+    result.ranks = (0, 1)
+    result._cluster = SimpleNamespace(interrupt=lambda: result.set_result([]))
+    return result
+
+
 @pytest.mark.usefixtures("_cancels")
-def test_an_interrupt_that_comes_with_the_line_that_names_it_ends_the_cell(monkeypatch):
+def test_an_interrupt_that_comes_with_the_line_that_names_it_ends_the_cell(running, monkeypatch):
     monkeypatch.setattr(px_magics, "_QUIET_SECONDS", 0)
     monkeypatch.setattr(sys, "stderr", Asks())
-    last: PxResult = PxResult.__new__(PxResult)
-    Future.__init__(last)
-    last.ranks = (0, 1)
-    last._cluster = SimpleNamespace(interrupt=lambda: last.set_result([]))
     magics: PxMagics = PxMagics.__new__(PxMagics)
     with pytest.raises(KeyboardInterrupt):
-        magics._wait_for(last)
-    assert last.ready()
+        magics._wait_for(running)
+    assert running.ready()
+
+
+def test_an_interrupt_of_the_wait_for_its_end_is_shown_as_a_line(running, monkeypatch):
+    def press(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(px_results, "wait", press)
+    with pytest.raises(KeyboardInterrupt) as pressed:
+        running.get()
+    line = "KeyboardInterrupt: the cell on ranks 0–1 was interrupted"
+    assert pressed.value._render_traceback_() == [line]
 
 
 def test_lines_about_its_cell_are_shown_with_the_output_of_its_ranks(capsys):
