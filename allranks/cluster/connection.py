@@ -515,7 +515,7 @@ class Connection:
 
         An interrupt interrupts the requests, and raises KeyboardInterrupt, or CellInterrupted in
         another thread than the main one. A rank that has died is not waited for. ``tell`` gets a
-        line if it takes long.
+        line if it takes long, and what ranks say meanwhile.
         """
         holding = self.hooks.holding()
         if deaf := self.unanswered(ranks, given_up=True):
@@ -539,6 +539,10 @@ class Connection:
                     quiet = None
                     which = label(sorted(engines.values()))
                     tell(f"{which} must first answer {holding[0].holds_cells}; interrupt to end it")
+                if quiet is None:
+                    said = self.hooks.call_each((one.late_lines for one in holding), engines)
+                    for line in itertools.chain.from_iterable(said):
+                        tell(line)
 
     def _handle(self, event: Event) -> None:
         if isinstance(event, WireError) and self._end_sender(event):

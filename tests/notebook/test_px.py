@@ -361,6 +361,21 @@ def test_a_view_that_waits_for_ranks_outside_of_it_says_so(px):
     assert px.value("rc[:2].apply_async(sums) and rc[2].apply_sync(sums)") == "3"
 
 
+def test_a_wait_for_a_request_that_waits_for_other_ranks_and_a_cell_behind_it_say_so(px):
+    px.run("held = rc[:2].apply_async(sums)").ok()
+    gets = px.start("held.get()")
+    gets.wait_for("rank 2 has nothing to run")
+    px.interrupt()
+    gets.wait().fails("KeyboardInterrupt").says("the ranks go on with the request")
+    gets.lacks("late_notices")
+    cell = px.start("%%px\nrank")
+    cell.wait_for("rank 2 has nothing to run")
+    px.interrupt()
+    cell.wait().fails("KeyboardInterrupt").says(
+        "ranks 0–1 must first answer a request", "rank 0: allreduce(Sum) at In[", "s for rank 2:"
+    )
+
+
 def test_a_collective_that_a_later_request_completes_ends(px):
     px.run("begun = dv.execute('if rank == 0: comm.bcast(7)', block=False)").ok()
     assert px.value("rc[[2, 1]].apply_sync(lambda: comm.bcast(None))") == "[7, 7]"

@@ -33,6 +33,7 @@ from allranks.features.ipyparallel.connection_files import (
 )
 from allranks.features.ipyparallel.late_notices import (
     keep_notices,
+    late_lines,
     show_in_results,
     show_in_waits,
 )
@@ -345,6 +346,9 @@ class NotebookClients(NotebookFeature):
 
     def call_when_answered(self, engines: Collection[str], call: Callable[[], object]) -> None:
         client_requests.call_when_answered(engines, call)
+
+    def late_lines(self, engines: Collection[str]) -> Collection[str]:
+        return late_lines(client_requests.unanswered_futures(engines))
 
     def give_up(self, engines: Collection[str]) -> None:
         client_requests.give_up(engines)

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from allranks.cluster import sockets
+from allranks.cluster import connection, sockets
 from allranks.cluster.connection import Connection
 from allranks.cluster.features import NotebookHooks
 from allranks.cluster.sockets import EventQueue, FromHostAgent, InterruptRequested, RankSockets
@@ -55,6 +55,25 @@ def test_a_cell_behind_a_request_that_an_interrupt_has_not_ended_says_so():
     )
     Connection.await_clients(ranks, (0, 1), told.append)
     assert told == ["ranks 0–1 must first answer a request, which was interrupted"]
+
+
+def test_a_cell_behind_a_request_shows_what_its_ranks_say_meanwhile(monkeypatch):
+    monkeypatch.setattr(connection, "_SLOW_CLIENT_SECONDS", 0)
+    told, waits = [], [{"a": 0}, {"a": 0}, {"a": 0}, {}]
+    feature = SimpleNamespace(
+        holds_cells="a request",
+        call_when_answered=lambda engines, call: None,
+        late_lines=lambda engines: [f"said by {engine}" for engine in engines],
+    )
+    hooks = NotebookHooks(())
+    monkeypatch.setattr(hooks, "holding", lambda: [feature])
+    ranks = SimpleNamespace(
+        hooks=hooks, inbox=EventQueue(), step=lambda seconds: [], awaits_clients=False,
+        unanswered=lambda ranks, given_up=False: {} if given_up else waits.pop(0),
+    )  # fmt: skip
+    Connection.await_clients(ranks, (0,), told.append)
+    first = "rank 0 must first answer a request; interrupt to end it"
+    assert told == [first, "said by a", "said by a"]
 
 
 def test_a_host_is_in_doubt_from_a_few_missed_heartbeats_until_its_ranks_are_known_to_be_lost():
