@@ -67,6 +67,7 @@ from allranks.records.wire import (
     BETWEEN_CELLS,
     Answer,
     Died,
+    Ends,
     EpochBegun,
     EpochEnded,
     Hello,
@@ -144,6 +145,8 @@ class Connection:
         self._preloading = ""
         #: The ranks whose processes run.
         self._started: set[int] = set()
+        #: Why ranks are about to end.
+        self._reasons: dict[int, str] = {}
         self._cause = ""
         #: Functions of features that hear the host agents, and what they close at the end.
         self.listeners: list[Callable[[AgentEvent, int | None], object]] = []
@@ -558,6 +561,8 @@ class Connection:
                 self._take(record, event.payloads)
             elif isinstance(record, Hello | EpochBegun | EpochEnded):
                 self._apply(record)
+            elif isinstance(record, Ends):
+                self._reasons[record.rank] = record.why
             elif isinstance(record, Answer):
                 # An answer that comes too late is dropped.
                 if record.request in self._delivers:
@@ -592,7 +597,9 @@ class Connection:
                 there = [rank for agent in self._agents for rank in agent.ranks_of(host)]
                 self._apply(HostLost(failures.ProcessExit.of(event, host), tuple(there)))
             case Exit() | LauncherExit() | AgentExit():
-                self._apply(failures.ProcessExit.of(event, host))
+                end = failures.ProcessExit.of(event, host)
+                why = self._reasons.pop(end.rank, "")
+                self._apply(replace(end, memory=why) if why and end.code >= 0 else end)
 
     def _end_sender(self, error: WireError) -> bool:
         """Ends the rank that has sent what cannot be read; returns whether it is known."""

@@ -187,10 +187,10 @@ def _in_a_line(group: Sequence[Report], verb: str = "raised") -> str:
 
 def ending(code: int, memory: str = "", explain: bool = True) -> str:
     """Returns how a process ended, as ``was killed by signal 9 (SIGKILL)``. ``memory`` is the text
-    about a lack of memory; ``explain`` adds the meaning of a SIGKILL.
+    about a lack of memory, or another reason; ``explain`` adds the meaning of a SIGKILL.
     """
     if code >= 0:
-        return f"ended with exit code {code}"
+        return f"ended with exit code {code}" + (f": {memory}" if memory else "")
     try:
         name = signal.Signals(-code).name
     except ValueError:
@@ -238,7 +238,7 @@ class ProcessExit:
     """The end of a rank, of the launcher (rank -1) or of the host agent (rank -2).
 
     ``host`` names the agent of several, ``why`` is the reason of its end. ``memory`` is the text
-    about a lack of memory, for a rank that was killed.
+    about a lack of memory, for a rank that was killed, or why a rank has ended by itself.
     """
 
     rank: int

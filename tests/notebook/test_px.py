@@ -609,3 +609,12 @@ def test_a_request_does_not_wait_for_a_rank_that_has_died_in_it(px):
     died = px.run("%%px\nimport os\nif rank == 1: os._exit(1)\nallreduce(1, Sum)")
     died.says("[0:execute]", "RankLost", "rank 1 has died")
     assert px.run("%%distributed\nallreduce(1, Sum)").text.endswith("ranks 0–1 → 2\n")
+
+
+@pytest.mark.replaces
+def test_a_rank_that_a_client_has_shut_down_is_replaced_and_the_reason_is_named(px):
+    px.run("%distributed heal on").ok()
+    said = [px.run("view.client.shutdown(targets=[1], block=True)").ok().text]
+    wait_until(lambda: "rank 1 was replaced" in said[-1] or said.append(px.run("pass").text))
+    reason = "ended with exit code 0: an ipyparallel client has shut it down"
+    assert reason in "".join(said)

@@ -9,10 +9,17 @@ import pytest
 from allranks.cluster import connection, sockets
 from allranks.cluster.connection import Connection
 from allranks.cluster.features import NotebookHooks
-from allranks.cluster.sockets import EventQueue, FromHostAgent, InterruptRequested, RankSockets
+from allranks.cluster.sockets import (
+    EventQueue,
+    FromHostAgent,
+    FromRank,
+    InterruptRequested,
+    RankSockets,
+)
 from allranks.cluster.state import ClusterState
 from allranks.records import limits
-from allranks.records.agent import Notice
+from allranks.records.agent import Exit, Notice
+from allranks.records.wire import Ends
 
 
 def test_an_interrupt_stays_for_the_next_wait_and_does_not_end_each_step_of_this_one():
@@ -74,6 +81,18 @@ def test_a_cell_behind_a_request_shows_what_its_ranks_say_meanwhile(monkeypatch)
     Connection.await_clients(ranks, (0,), told.append)
     first = "rank 0 must first answer a request; interrupt to end it"
     assert told == [first, "said by a", "said by a"]
+
+
+def test_a_rank_that_ends_for_a_reason_has_it_in_its_report():
+    ends = []
+    ranks = SimpleNamespace(_reasons={}, _apply=ends.append)
+    Connection._handle(ranks, FromRank(Ends(1, "a client has shut it down"), []))
+    for rank in (0, 1):
+        Connection._handle_agent(ranks, Exit(rank, 10 + rank, 0, by_launcher=False), "")
+    assert [end.how() for end in ends] == [
+        "ended with exit code 0",
+        "ended with exit code 0: a client has shut it down",
+    ]
 
 
 def test_a_host_is_in_doubt_from_a_few_missed_heartbeats_until_its_ranks_are_known_to_be_lost():
