@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, wait
 from contextlib import contextmanager
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import Any
 
 from allranks.cluster.cell_run import CellRun, HiddenView, View
@@ -36,6 +38,11 @@ class PxValues(list[Any]):
     result, done, successful, wait_interactive = get, ready, ready, wait
 
 
+_REFRESH_SECONDS = 0.1
+_COUNTERPARTS = {"abort": "To end it, type: ranks.interrupt()"}
+_HAS = "It has get(), get_dict(), wait(), ready(), successful(), stdout, stderr, elapsed, progress"
+
+
 class PxResult(Future[list[Any]]):
     """A cell that the ranks run while the notebook continues, like ipyparallel's AsyncResult.
 
@@ -44,6 +51,8 @@ class PxResult(Future[list[Any]]):
 
     #: The last one.
     _last: PxResult | None = None
+    #: Shows the output in waits, within `stream_output`.
+    _stream: View | None = None
 
     def __init__(
         self, cluster: Cluster, text: str, number: int, ranks: Sequence[int], fold: bool
@@ -58,6 +67,7 @@ class PxResult(Future[list[Any]]):
         self._output: list[Output] = []
         #: The same for `follow`; None at the end of the cell, and at an interrupt.
         self._arrived: SimpleQueue[Output | None] = SimpleQueue()
+        self._made, self._ended = time.monotonic(), 0.0
         #: Lines before the begin of the cell, for instance what it waits for; None at its begin.
         self._before: SimpleQueue[str | None] = SimpleQueue()
         self._has_begun = False
@@ -83,8 +93,11 @@ class PxResult(Future[list[Any]]):
                 want_value=True,
             )
             self._begin()
-            self.set_result(self._cluster.cells.wait(run).values())
+            values = self._cluster.cells.wait(run).values()
+            self._ended = time.monotonic()
+            self.set_result(values)
         except BaseException as error:
+            self._ended = time.monotonic()
             self.set_exception(error)
         finally:
             self._begin()
@@ -114,9 +127,7 @@ class PxResult(Future[list[Any]]):
         # In a cell with an await, ipykernel's own only cancels what awaits.
         try:
             with interrupts_to(lambda *_: self._arrived.put(None)):
-                while (batch := self._arrived.get()) is not None:
-                    view.output(batch)
-                    view.refresh()
+                self._show_arriving(view)
         finally:
             view.finish()
 
@@ -133,9 +144,41 @@ class PxResult(Future[list[Any]]):
 
         An interrupt of the notebook interrupts the cell.
         """
+        timeout = None if timeout == -1 else timeout  # -1 is ipyparallel's default
         with self._interrupting():
-            wait([self], None if timeout == -1 else timeout)  # -1 is ipyparallel's default
+            if self._stream is not None:
+                if not self._show_arriving(self._stream, timeout):
+                    return False
+                self._arrived.put(None)  # for the next wait
+            wait([self], timeout)
         return self.ready()
+
+    @contextmanager
+    def stream_output(self) -> Iterator[None]:
+        """Within, a wait for the end shows the output so far, and what comes."""
+        view = self._stream = self._text_view()
+        try:
+            yield
+        finally:
+            self._stream = None
+            view.finish()
+
+    def _show_arriving(self, view: View, timeout: float | None = None) -> bool:
+        """Shows the output as it comes; returns whether the cell, or `follow`, has ended."""
+        until = math.inf if timeout is None else time.monotonic() + timeout
+        while True:
+            left = max(0.0, until - time.monotonic())
+            try:
+                batch = self._arrived.get(timeout=min(left, _REFRESH_SECONDS))
+            except Empty:
+                if not left:
+                    return False
+            else:
+                if batch is None:
+                    view.finish()
+                    return True
+                view.output(batch)
+            view.refresh()  # which holds lines back for a moment
 
     def wait_for_end(self, quiet_seconds: float, tell: Callable[[], object]) -> None:
         """Waits for the end; calls ``tell`` if it has not come by then. An interrupt of the
@@ -180,6 +223,46 @@ class PxResult(Future[list[Any]]):
         if not self.ready():  # else this may be the thread of the cell
             self.wait(timeout)
         return super().result(0)
+
+    def get_dict(self, timeout: float | None = None) -> dict[int, Any]:
+        """Returns the same by ranks."""
+        return dict(zip(self.ranks, self.get(timeout), strict=True))
+
+    def __len__(self) -> int:
+        return len(self.ranks)
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.get())
+
+    def __getitem__(self, index: int | slice) -> Any:
+        return self.get(0)[index]
+
+    @property
+    def progress(self) -> int:
+        """How many ranks have ended the cell."""
+        if self.ready():
+            return len(self)
+        return 0 if self._sent is None else len(self) - len(self._sent.pending)
+
+    @property
+    def elapsed(self) -> float:
+        """For how many seconds the cell runs, or ran, with the wait before its begin."""
+        return (self._ended or time.monotonic()) - self._made
+
+    @property
+    def wall_time(self) -> float:
+        """The same once the cell has ended; before, TimeoutError."""
+        if not self.ready():
+            raise TimeoutError("the cell has not ended")
+        return self.elapsed
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        raise AttributeError(
+            f"the result of %%px --noblock has no {name!r}, which requests of ipyparallel have: it "
+            f"is a cell of the ranks. {_COUNTERPARTS.get(name, _HAS)}"
+        )
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
         """Waits for the end, and returns the error, None if there is none."""

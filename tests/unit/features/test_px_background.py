@@ -13,6 +13,7 @@ import pytest
 from allranks.features.ipyparallel import px_magics, px_results
 from allranks.features.ipyparallel.px_magics import PxMagics
 from allranks.features.ipyparallel.px_results import PxResult, in_background
+from allranks.records.wire import Output
 
 
 @pytest.fixture
@@ -133,3 +134,71 @@ def test_it_is_a_future_that_ends_with_its_cell():
     assert (result.result(), result.exception()) == ([3, 3], None)
     assert called.get() == [3, 3]
     assert in_background(cluster) == []
+
+
+class Cells:
+    """A cell of ranks 0 and 1, of which rank 1 has left it; it ends with ``ends``."""
+
+    def __init__(self):
+        self.ends, self.view = threading.Event(), None
+
+    def begin(self, *_, view, **__):
+        self.view = view
+        return SimpleNamespace(pending=(0,))
+
+    def wait(self, run):
+        self.ends.wait()
+        return SimpleNamespace(values=lambda: [3, 4])
+
+    def print(self, text):
+        self.view.output(Output(0, 0, (["out", text],), 0, 0, 0))
+
+
+@pytest.fixture
+def cells():
+    made = Cells()
+    made.result = PxResult(SimpleNamespace(cells=made, log_dir=""), "3", 1, (0, 1), fold=True)
+    yield made
+    made.ends.set()
+
+
+def test_it_has_what_notebooks_use_of_a_result_of_ipyparallel(cells):
+    result = cells.result
+    assert (len(result), result.progress) == (2, 1)
+    for read in (lambda: result[0], lambda: result.wall_time):
+        with pytest.raises(TimeoutError):
+            read()
+    cells.ends.set()
+    assert list(result) == [3, 4]
+    assert (result[1], result[:], result.get_dict()) == (4, [3, 4], {0: 3, 1: 4})
+    assert result.progress == 2
+    assert result.elapsed == result.wall_time > 0
+    with pytest.raises(AttributeError, match=r"'abort'.*type: ranks\.interrupt\(\)"):
+        result.abort()
+
+
+def test_a_short_wait_within_stream_output_shows_what_there_is(cells, capsys):
+    cells.print("before\n")
+    with cells.result.stream_output():
+        assert not cells.result.wait(0)
+        assert not cells.result.wait(1e-3)
+    assert capsys.readouterr().out == "rank 0 │ before\n"
+
+
+def test_a_wait_within_stream_output_shows_the_output_so_far_and_what_comes(cells, monkeypatch):
+    shown = []
+
+    def show(batch):
+        shown.append(batch.entries[0][1])
+        if shown == ["before"]:
+            cells.print("later")
+        else:
+            cells.ends.set()
+
+    view = SimpleNamespace(output=show, refresh=lambda: None, finish=lambda: None)
+    monkeypatch.setattr(px_results, "text_view", lambda *_: view)
+    cells.print("before")
+    with cells.result.stream_output():
+        assert cells.result.get() == [3, 4]
+        assert cells.result.get() == [3, 4]
+    assert shown == ["before", "later"]
