@@ -37,7 +37,7 @@ from allranks.features.ipyparallel.late_notices import (
     show_in_results,
     show_in_waits,
 )
-from allranks.features.ipyparallel.px_results import in_background
+from allranks.features.ipyparallel.px_results import PxResult, in_background
 from allranks.post_import import PostImportHook
 from allranks.records import requests
 from allranks.records.ranks import label
@@ -172,7 +172,9 @@ def _waiting_for_cell(plain: Callable[..., bool]) -> Callable[..., bool]:
 
     @wraps(plain)
     def wait(client: Any, jobs: Any = None, timeout: float = -1) -> bool:
-        if jobs is None and (ranks := _ranks_of(client)) is not None:
+        if isinstance(jobs, PxResult):  # whose iterator would wait for the values
+            jobs = [jobs]
+        elif jobs is None and (ranks := _ranks_of(client)) is not None:
             jobs = [*client.outstanding, *in_background(ranks)]
         return plain(client, jobs, timeout)
 
