@@ -143,6 +143,15 @@ def test_a_cell_in_the_background_gives_a_result_for_later(px):
     px.run("%pxresult").fails("CellFailed").says("ZeroDivisionError")
 
 
+def test_a_failed_line_is_caught_as_an_error_of_ipyparallel(px):
+    px.run("import ipyparallel as ipp\ncaught = None").ok()
+    px.run(
+        "try:\n    %px 1 / rank\nexcept ipp.error.CompositeError as error:\n    caught = error"
+    ).ok()
+    assert px.value("[one[0] for one in caught.elist]") == "['ZeroDivisionError']"
+    px.run("%px 1 / rank").fails("CellFailed").says("rank 0", "ZeroDivisionError")
+
+
 def test_a_client_waits_for_the_cell_in_the_background_and_interrupts_it(px):
     px.run("import ipyparallel as ipp").ok()
     px.run("%%px --noblock -o endless\nwhile True: pass").ok()

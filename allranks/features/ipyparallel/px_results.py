@@ -9,15 +9,44 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, wait
 from contextlib import contextmanager
+from functools import lru_cache
 from queue import Empty, SimpleQueue
 from typing import Any
 
 from allranks.cluster.cell_run import CellRun, HiddenView, View
 from allranks.cluster.cluster import Cluster
+from allranks.errors import CellFailed, Report
 from allranks.records.deferred import interruptible, interrupts_to
 from allranks.records.ranks import label
 from allranks.records.wire import Output
 from allranks.widgets.dashboard.view import text_view
+
+
+@contextmanager
+def raising_composite_errors() -> Iterator[None]:
+    """Within, the failure of a cell is also an error of ipyparallel, if that is imported: programs
+    catch CompositeError, and read ``elist``.
+    """
+    try:
+        yield
+    except CellFailed as failed:
+        if (errors := sys.modules.get("ipyparallel.error")) is not None:
+            kind: Any = type(failed)
+            failed.__class__ = _also(kind, errors.CompositeError)
+            vars(failed).update(msg=str(failed), elist=[*map(_element, failed.reports)])
+        raise
+
+
+@lru_cache
+def _also(kind: Any, composite: Any) -> Any:
+    # Shown, and named, as the failure of any cell.
+    own = {"__str__": kind.__str__, "__repr__": kind.__repr__, "__module__": kind.__module__}
+    return type(kind.__name__, (kind, composite), own)
+
+
+def _element(report: Report) -> tuple[str, str, str, dict[str, Any]]:
+    about = {"engine_id": report.rank, "method": "execute"}
+    return report.etype, report.message, "\n".join(report.traceback), about
 
 
 class PxValues(list[Any]):
@@ -93,7 +122,8 @@ class PxResult(Future[list[Any]]):
                 want_value=True,
             )
             self._begin()
-            values = self._cluster.cells.wait(run).values()
+            with raising_composite_errors():
+                values = self._cluster.cells.wait(run).values()
             self._ended = time.monotonic()
             self.set_result(values)
         except BaseException as error:

@@ -5,15 +5,20 @@ import signal
 import sys
 import threading
 from concurrent.futures import Future
+from contextlib import ExitStack
 from queue import SimpleQueue
 from types import SimpleNamespace
 
+import ipyparallel
 import pytest
 
+from allranks.errors import CellFailed, RankDied, Report
 from allranks.features.ipyparallel import px_magics, px_results
+from allranks.features.ipyparallel.notebook import ClientPatch
 from allranks.features.ipyparallel.px_magics import PxMagics
 from allranks.features.ipyparallel.px_results import PxResult, in_background
 from allranks.records.wire import Output
+from tests.unit.features.unconnected_client import Unconnected
 
 
 @pytest.fixture
@@ -177,6 +182,15 @@ def test_it_has_what_notebooks_use_of_a_result_of_ipyparallel(cells):
         result.abort()
 
 
+def test_a_client_waits_for_its_end_and_does_not_read_its_values(cells, monkeypatch):
+    monkeypatch.setattr(PxResult, "__iter__", None)
+    with ExitStack() as undo:
+        ClientPatch(undo)
+        assert not Unconnected().wait(cells.result, timeout=0)
+        cells.ends.set()
+        assert Unconnected().wait(cells.result)
+
+
 def test_a_short_wait_within_stream_output_shows_what_there_is(cells, capsys):
     cells.print("before\n")
     with cells.result.stream_output():
@@ -202,3 +216,24 @@ def test_a_wait_within_stream_output_shows_the_output_so_far_and_what_comes(cell
         assert cells.result.get() == [3, 4]
         assert cells.result.get() == [3, 4]
     assert shown == ["before", "later"]
+
+
+@pytest.mark.parametrize("kind", [CellFailed, RankDied])
+def test_its_failure_is_an_error_of_ipyparallel_too(kind):
+    def fail(run):
+        trace = ("Traceback", "ZeroDivisionError: by zero")
+        place = {"line": 1, "source_line": "1/0", "waiting": False}
+        report = Report(1, "here", "cpu", "ZeroDivisionError", "by zero", trace, **place)
+        raise kind("rank 1 failed", "shown", [report])
+
+    cells = SimpleNamespace(begin=lambda *_, **__: None, wait=fail)
+    result = PxResult(SimpleNamespace(cells=cells, log_dir=""), "3", 1, (0, 1), fold=True)
+    with pytest.raises(ipyparallel.CompositeError) as raised:
+        result.get()
+    error = raised.value
+    assert isinstance(error, kind)
+    assert (type(error).__name__, str(error)) == (kind.__name__, "rank 1 failed")
+    assert error._render_traceback_() == ["shown"]
+    assert error.render_traceback()[:2] == ["[1:execute]:", "Traceback"]
+    with pytest.raises(ipyparallel.RemoteError, match="ZeroDivisionError: by zero"):
+        error.raise_exception()
