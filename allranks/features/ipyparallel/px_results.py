@@ -332,7 +332,13 @@ class PxResult(Future[list[Any]]):
         fold = self._fold and groupby != "engine"
         return text_view(self.ranks, self._cluster.log_dir, fold)
 
-    result, wait_interactive = get, wait
+    def wait_interactive(
+        self, interval: float = 0.1, timeout: float | None = None, **_ignored: Any
+    ) -> None:
+        """Waits for the end, with the arguments of ipyparallel's, which shows a bar meanwhile."""
+        self.wait(timeout)
+
+    result = get
 
     def __repr__(self) -> str:
         state = "running"

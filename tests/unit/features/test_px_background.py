@@ -173,7 +173,9 @@ def test_it_has_what_notebooks_use_of_a_result_of_ipyparallel(cells):
     for read in (lambda: result[0], lambda: result.wall_time):
         with pytest.raises(TimeoutError):
             read()
+    result.wait_interactive(1.0, timeout=0)
     cells.ends.set()
+    result.wait_interactive(interval=1.0)
     assert list(result) == [3, 4]
     assert (result[1], result[:], result.get_dict()) == (4, [3, 4], {0: 3, 1: 4})
     assert result.progress == 2
