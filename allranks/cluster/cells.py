@@ -34,6 +34,7 @@ AnyConnection = TypeVar("AnyConnection", bound=Connection)
 _SCREEN_NBYTES, _LEAST_SCREEN_NBYTES = 128 * 1024, 4096
 
 
+_START = "%distributed start   or, of a Cluster: .start()"
 _FORKED = (
     "the ranks are those of the process that has forked this one: only that one can use them. For "
     "ranks of this process, type: .start()"
@@ -286,9 +287,8 @@ class Cells:
         if self.connection.roster.phase != "running":
             why = self.roster.lost_because
             raise ClusterLost(
-                why.replace(NEXT_CELL, "To start them again, type: .start()")
-                or f"the ranks are {self.roster.phase}. "
-                "Type: %distributed start   or, of a Cluster: .start()"
+                why.replace(NEXT_CELL, f"To start them again, type: {_START}  ")
+                or f"the ranks are {self.roster.phase}. Type: {_START}"
             )
 
     # A cell.

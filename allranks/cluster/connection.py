@@ -67,6 +67,7 @@ from allranks.records.wire import (
     BETWEEN_CELLS,
     Answer,
     Died,
+    Ends,
     EpochBegun,
     EpochEnded,
     Hello,
@@ -144,6 +145,8 @@ class Connection:
         self._preloading = ""
         #: The ranks whose processes run.
         self._started: set[int] = set()
+        #: Why ranks are about to end.
+        self._reasons: dict[int, str] = {}
         self._cause = ""
         #: Functions of features that hear the host agents, and what they close at the end.
         self.listeners: list[Callable[[AgentEvent, int | None], object]] = []
@@ -515,7 +518,7 @@ class Connection:
 
         An interrupt interrupts the requests, and raises KeyboardInterrupt, or CellInterrupted in
         another thread than the main one. A rank that has died is not waited for. ``tell`` gets a
-        line if it takes long.
+        line if it takes long, and what ranks say meanwhile.
         """
         holding = self.hooks.holding()
         if deaf := self.unanswered(ranks, given_up=True):
@@ -539,6 +542,10 @@ class Connection:
                     quiet = None
                     which = label(sorted(engines.values()))
                     tell(f"{which} must first answer {holding[0].holds_cells}; interrupt to end it")
+                if quiet is None:
+                    said = self.hooks.call_each((one.late_lines for one in holding), engines)
+                    for line in itertools.chain.from_iterable(said):
+                        tell(line)
 
     def _handle(self, event: Event) -> None:
         if isinstance(event, WireError) and self._end_sender(event):
@@ -554,6 +561,8 @@ class Connection:
                 self._take(record, event.payloads)
             elif isinstance(record, Hello | EpochBegun | EpochEnded):
                 self._apply(record)
+            elif isinstance(record, Ends):
+                self._reasons[record.rank] = record.why
             elif isinstance(record, Answer):
                 # An answer that comes too late is dropped.
                 if record.request in self._delivers:
@@ -588,7 +597,9 @@ class Connection:
                 there = [rank for agent in self._agents for rank in agent.ranks_of(host)]
                 self._apply(HostLost(failures.ProcessExit.of(event, host), tuple(there)))
             case Exit() | LauncherExit() | AgentExit():
-                self._apply(failures.ProcessExit.of(event, host))
+                end = failures.ProcessExit.of(event, host)
+                why = self._reasons.pop(end.rank, "")
+                self._apply(replace(end, memory=why) if why and end.code >= 0 else end)
 
     def _end_sender(self, error: WireError) -> bool:
         """Ends the rank that has sent what cannot be read; returns whether it is known."""

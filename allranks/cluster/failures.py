@@ -28,6 +28,8 @@ from allranks.records.wire import Hello, Output, Reply, Result
 
 #: What a traceback calls the error: in its first line, and in its last.
 _INTERRUPTED = re.compile(r"^((?:\x1b\[[0-9;]*m)*)KeyboardInterrupt\b(.*)$", re.MULTILINE)
+#: What `RankState.advice` says of a rank that has failed.
+_ADVICE = re.compile(r"Correct the error of rank \d+\.")
 _OF_INTERRUPTS = (KeyboardInterrupt.__name__, CellTimeout.__name__)
 _SHOWN_WHOLE = 3
 #: Instead of an exception's name: the rank has died.
@@ -93,7 +95,7 @@ def headline(reports: Sequence[Report], size: int) -> str:
 def describe(reports: Sequence[Report], ran: Iterable[int]) -> str:
     """Returns the whole report of a failed cell on the ranks that ran it."""
     failed = [report for report in reports if not report.waiting]
-    waiting = [report for report in reports if report.waiting]
+    waiting = [_advised_on_all(report, failed) for report in reports if report.waiting]
     parts: list[str] = []
     # Groups that differ in the message only are shown with one traceback.
     by_place: dict[tuple[object, ...], list[list[Report]]] = {}
@@ -115,6 +117,15 @@ def describe(reports: Sequence[Report], ran: Iterable[int]) -> str:
     if finished:
         parts.append(f"{label(finished)} finished the cell.")
     return "\n\n".join(parts)
+
+
+def _advised_on_all(waiting: Report, failed: Sequence[Report]) -> Report:
+    # A rank that waits ends with the first error; others may have failed at the same time.
+    raised = {report.rank for report in failed if report.etype != DEATH}
+    if len(raised) < 2:
+        return waiting
+    advice = f"Correct the errors of {label(raised)}."
+    return replace(waiting, message=_ADVICE.sub(advice, waiting.message))
 
 
 def _only_waiting(groups: Sequence[Sequence[Report]]) -> list[str]:
@@ -187,10 +198,10 @@ def _in_a_line(group: Sequence[Report], verb: str = "raised") -> str:
 
 def ending(code: int, memory: str = "", explain: bool = True) -> str:
     """Returns how a process ended, as ``was killed by signal 9 (SIGKILL)``. ``memory`` is the text
-    about a lack of memory; ``explain`` adds the meaning of a SIGKILL.
+    about a lack of memory, or another reason; ``explain`` adds the meaning of a SIGKILL.
     """
     if code >= 0:
-        return f"ended with exit code {code}"
+        return f"ended with exit code {code}" + (f": {memory}" if memory else "")
     try:
         name = signal.Signals(-code).name
     except ValueError:
@@ -238,7 +249,7 @@ class ProcessExit:
     """The end of a rank, of the launcher (rank -1) or of the host agent (rank -2).
 
     ``host`` names the agent of several, ``why`` is the reason of its end. ``memory`` is the text
-    about a lack of memory, for a rank that was killed.
+    about a lack of memory, for a rank that was killed, or why a rank has ended by itself.
     """
 
     rank: int

@@ -212,7 +212,7 @@ class NotebookFeature:
     def unanswered(self, engines: Collection[str]) -> Collection[str]:
         """Returns which of these kernels of ranks (`Hello.engine`) a cell has to wait for.
 
-        Called if ``holds_cells``, as the next three.
+        Called if ``holds_cells``, as the next four.
         """
         return ()
 
@@ -222,6 +222,10 @@ class NotebookFeature:
 
     def call_when_answered(self, engines: Collection[str], call: Callable[[], object]) -> None:
         """Calls a function at each of their answers, in any thread."""
+
+    def late_lines(self, engines: Collection[str]) -> Collection[str]:
+        """Returns what these kernels have said about a long wait for them, each line once."""
+        return ()
 
     def give_up(self, engines: Collection[str]) -> None:
         """The user has interrupted the wait for these."""

@@ -162,6 +162,14 @@ class Died(Record):
 
 
 @frozen
+class Ends(Record):
+    """A rank is about to end between cells. ``why`` follows its exit code in the report."""
+
+    rank: int
+    why: str
+
+
+@frozen
 class Query(Record):
     """Answer one request by name (see ``allranks.records.requests``)."""
 

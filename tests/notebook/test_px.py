@@ -143,6 +143,15 @@ def test_a_cell_in_the_background_gives_a_result_for_later(px):
     px.run("%pxresult").fails("CellFailed").says("ZeroDivisionError")
 
 
+def test_a_failed_line_is_caught_as_an_error_of_ipyparallel(px):
+    px.run("import ipyparallel as ipp\ncaught = None").ok()
+    px.run(
+        "try:\n    %px 1 / rank\nexcept ipp.error.CompositeError as error:\n    caught = error"
+    ).ok()
+    assert px.value("[one[0] for one in caught.elist]") == "['ZeroDivisionError']"
+    px.run("%px 1 / rank").fails("CellFailed").says("rank 0", "ZeroDivisionError")
+
+
 def test_a_client_waits_for_the_cell_in_the_background_and_interrupts_it(px):
     px.run("import ipyparallel as ipp").ok()
     px.run("%%px --noblock -o endless\nwhile True: pass").ok()
@@ -360,6 +369,21 @@ def test_a_view_that_waits_for_ranks_outside_of_it_says_so(px):
     px.interrupt()
     waits.wait().fails("CellInterrupted").says("rank 0 · allreduce(Sum) at In[", "s for rank 2:")
     assert px.value("rc[:2].apply_async(sums) and rc[2].apply_sync(sums)") == "3"
+
+
+def test_a_wait_for_a_request_that_waits_for_other_ranks_and_a_cell_behind_it_say_so(px):
+    px.run("held = rc[:2].apply_async(sums)").ok()
+    gets = px.start("held.get()")
+    gets.wait_for("rank 2 has nothing to run")
+    px.interrupt()
+    gets.wait().fails("KeyboardInterrupt").says("the ranks go on with the request")
+    gets.lacks("late_notices")
+    cell = px.start("%%px\nrank")
+    cell.wait_for("rank 2 has nothing to run")
+    px.interrupt()
+    cell.wait().fails("KeyboardInterrupt").says(
+        "ranks 0–1 must first answer a request", "rank 0: allreduce(Sum) at In[", "s for rank 2:"
+    )
 
 
 def test_a_collective_that_a_later_request_completes_ends(px):
@@ -595,3 +619,12 @@ def test_a_request_does_not_wait_for_a_rank_that_has_died_in_it(px):
     died = px.run("%%px\nimport os\nif rank == 1: os._exit(1)\nallreduce(1, Sum)")
     died.says("[0:execute]", "RankLost", "rank 1 has died")
     assert px.run("%%distributed\nallreduce(1, Sum)").text.endswith("ranks 0–1 → 2\n")
+
+
+@pytest.mark.replaces
+def test_a_rank_that_a_client_has_shut_down_is_replaced_and_the_reason_is_named(px):
+    px.run("%distributed heal on").ok()
+    said = [px.run("view.client.shutdown(targets=[1], block=True)").ok().text]
+    wait_until(lambda: "rank 1 was replaced" in said[-1] or said.append(px.run("pass").text))
+    reason = "ended with exit code 0: an ipyparallel client has shut it down"
+    assert reason in "".join(said)

@@ -1,7 +1,7 @@
 """Interrupts of a view's blocking call, as ``dv.apply_sync(f)``: they end it, also on the ranks.
 
 ipyparallel drops an interrupt there: the cell goes on without the values, and the engines with the
-call.
+call. Those of other waits, as ``ar.get()``, end the wait only, and say so.
 """
 
 from __future__ import annotations
@@ -24,6 +24,10 @@ if TYPE_CHECKING:
 _VIEWS = ("ipyparallel.client.view", "ipyparallel.client.remotefunction")
 #: Ranks that react have ended the call by then.
 _END_SECONDS = 3.0
+_GOES_ON = (
+    "the wait was interrupted; the ranks go on with the request. To interrupt them as well, type: "
+    "ranks.interrupt()"
+)
 
 
 def end_by_interrupt(kind: type[AsyncResult]) -> Callable[[], None]:
@@ -54,6 +58,17 @@ def end_by_interrupt(kind: type[AsyncResult]) -> Callable[[], None]:
 
     setattr(kind, "get", get)  # noqa: B010  mypy refuses an assignment
     return lambda: setattr(kind, "get", plain)
+
+
+def say_it_goes_on(pressed: KeyboardInterrupt, requests: Collection[str]) -> None:
+    """Has IPython show a line in place of the frames of a wait, if ranks go on with requests."""
+    running = cluster.running()
+    engines = [hello.engine for hello in running.hellos.values()] if running is not None else []
+    if client_requests.are_awaited(requests, engines):
+        # Here: scripts need no magics.
+        from allranks.magics.session import show_as_line
+
+        show_as_line(pressed, _GOES_ON)
 
 
 def _ranks_of(result: Any) -> list[int]:

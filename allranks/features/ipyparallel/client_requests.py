@@ -101,6 +101,17 @@ def has_sent() -> bool:
     return any(client.outstanding for client in _open_clients())
 
 
+def are_awaited(requests: Collection[str], engines: Collection[str]) -> bool:
+    """Whether a client of these engines waits for some of these requests, tasks included, which
+    are of no engine that the client knows.
+    """
+    return any(
+        not client.outstanding.isdisjoint(requests)
+        for client in _open_clients()
+        if not set(engines).isdisjoint(list(client._engines.values()))
+    )
+
+
 def given_up(engines: Collection[str]) -> set[str]:
     """Returns which of these engines have not answered what `give_up` has interrupted."""
     return {
@@ -113,10 +124,18 @@ def given_up(engines: Collection[str]) -> set[str]:
 
 def call_when_answered(engines: Collection[str], call: Callable[[], object]) -> None:
     """Calls ``call`` at the answer to each request, in the thread of its client."""
-    for client, waits in unanswered(engines).items():
-        for request in set().union(*waits.values()):
-            if (future := client._futures.get(request)) is not None:
-                future.add_done_callback(lambda _: call())
+    for future in unanswered_futures(engines):
+        future.add_done_callback(lambda _: call())
+
+
+def unanswered_futures(engines: Collection[str]) -> list[Any]:
+    """Returns the futures of the requests that `unanswered` returns."""
+    return [
+        future
+        for client, waits in unanswered(engines).items()
+        for request in set().union(*waits.values())
+        if (future := client._futures.get(request)) is not None
+    ]
 
 
 def give_up(engines: Collection[str]) -> None:

@@ -1,21 +1,23 @@
 """What ranks say about a long request of a client, for instance for which ranks they wait.
 
 ipyparallel keeps it as the request's standard error. Here the notebook shows it where it waits for
-the request.
+the request, or a cell does.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from functools import wraps
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any
 
 from allranks.cluster.function_sources import add_sources
+from allranks.features.ipyparallel.blocking_calls import say_it_goes_on
 from allranks.features.ipyparallel.metadata import NOTICE_OF
+from allranks.records.ranks import label
 from allranks.records.wire import Output
 from allranks.widgets.dashboard.view import text_view
 
@@ -108,34 +110,55 @@ def _show_until(requests: Iterable[Any], timeout: float | None) -> float | None:
         return timeout
     until = math.inf if timeout is None or timeout < 0 else time.monotonic() + timeout
     woken = SimpleQueue[None]()
-    kept = {
-        request: one
-        for request in requests
-        for one in getattr(request, "iopub_callbacks", ())
-        if isinstance(one, _Notices)
-    }
+    kept = _notices_of(requests)
     for one in kept.values():
         one.wakes.append(woken.put)
     try:
         while not all(request.done() for request in kept):
-            for request, one in kept.items():
-                is_streamed = len(request.iopub_callbacks) > 1  # with all of its output
-                for rank, text in one.take():
-                    if not is_streamed:
-                        _show(rank, text)
+            for rank, text in _taken(kept):
+                _show(rank, text)
             left = until - time.monotonic()
             if left <= 0:
                 break
             woken.get(timeout=None if left == math.inf else left)
     except Empty:
         pass
+    except KeyboardInterrupt as pressed:
+        say_it_goes_on(pressed, [request.msg_id for request in kept if not request.done()])
+        raise
     finally:
         for one in kept.values():
             one.wakes.remove(woken.put)
     return timeout if until == math.inf else max(0.0, until - time.monotonic())
 
 
+def late_lines(requests: Iterable[Any]) -> list[str]:
+    """Returns the notices that have not been shown, for a cell that comes after these requests."""
+    return [f"{label([rank])}: {_as_shown(text)}" for rank, text in _taken(_notices_of(requests))]
+
+
+def _notices_of(requests: Iterable[Any]) -> dict[Any, _Notices]:
+    return {
+        request: one
+        for request in requests
+        for one in getattr(request, "iopub_callbacks", ())
+        if isinstance(one, _Notices)
+    }
+
+
+def _taken(kept: Mapping[Any, _Notices]) -> Iterator[tuple[int, str]]:
+    for request, one in kept.items():
+        is_streamed = len(request.iopub_callbacks) > 1  # with all of its output
+        for notice in one.take():
+            if not is_streamed:
+                yield notice
+
+
+def _as_shown(text: str) -> str:
+    return add_sources(text.rstrip("\n"))
+
+
 def _show(rank: int, text: str) -> None:
     view = text_view((rank,))
-    view.output(Output(rank, 0, (["notice", add_sources(text.rstrip("\n"))],), 0, 0, 0))
+    view.output(Output(rank, 0, (["notice", _as_shown(text)],), 0, 0, 0))
     view.finish()

@@ -33,10 +33,11 @@ from allranks.features.ipyparallel.connection_files import (
 )
 from allranks.features.ipyparallel.late_notices import (
     keep_notices,
+    late_lines,
     show_in_results,
     show_in_waits,
 )
-from allranks.features.ipyparallel.px_results import in_background
+from allranks.features.ipyparallel.px_results import PxResult, in_background
 from allranks.post_import import PostImportHook
 from allranks.records import requests
 from allranks.records.ranks import label
@@ -128,8 +129,10 @@ class ClientPatch:
                 "elsewhere, give a time: ipp.Client(timeout=60)"
             )
         lines = [f"  ipp.Client({str(path)!r})  {size}" for path, size in files.items()]
+        by_cluster = options.get("cluster") is not None
+        typed = "connect_client_sync()" if by_cluster else "ipp.Client()"
         raise UsageError(
-            "ipp.Client() expected ranks of this notebook, found none. Type: %distributed start\n"
+            f"{typed} expected ranks of this notebook, found none. Type: %distributed start\n"
             "Other notebooks of yours have ranks. To use those, type one of:\n" + "\n".join(lines)
         )
 
@@ -171,7 +174,9 @@ def _waiting_for_cell(plain: Callable[..., bool]) -> Callable[..., bool]:
 
     @wraps(plain)
     def wait(client: Any, jobs: Any = None, timeout: float = -1) -> bool:
-        if jobs is None and (ranks := _ranks_of(client)) is not None:
+        if isinstance(jobs, PxResult):  # whose iterator would wait for the values
+            jobs = [jobs]
+        elif jobs is None and (ranks := _ranks_of(client)) is not None:
             jobs = [*client.outstanding, *in_background(ranks)]
         return plain(client, jobs, timeout)
 
@@ -358,6 +363,9 @@ class NotebookClients(NotebookFeature):
 
     def call_when_answered(self, engines: Collection[str], call: Callable[[], object]) -> None:
         client_requests.call_when_answered(engines, call)
+
+    def late_lines(self, engines: Collection[str]) -> Collection[str]:
+        return late_lines(client_requests.unanswered_futures(engines))
 
     def give_up(self, engines: Collection[str]) -> None:
         client_requests.give_up(engines)

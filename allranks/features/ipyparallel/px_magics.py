@@ -14,7 +14,7 @@ from IPython.core.magic import Magics, line_cell_magic, line_magic, magics_class
 from allranks.cluster.options import below_magic, check_source, explain_syntax
 from allranks.errors import InvalidCell, UsageError
 from allranks.features.ipyparallel import px_names
-from allranks.features.ipyparallel.px_results import PxResult, PxValues
+from allranks.features.ipyparallel.px_results import PxResult, PxValues, raising_composite_errors
 from allranks.magics import extension
 from allranks.magics.distributed import DistributedMagics
 from allranks.magics.options import CellOptions, HelpShown, Parser, chosen_ranks, split
@@ -76,7 +76,8 @@ class PxMagics(Magics):
             return self._returned(self._in_background(options, text))
         if leaves:
             return self._left_running(options, text)
-        sent = self._distributed.send(options, text, cell or "")
+        with raising_composite_errors():
+            sent = self._distributed.send(options, text, cell or "")
         if options.out is None:
             return sent
         if sent is not None:

@@ -2,20 +2,51 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, wait
 from contextlib import contextmanager
-from queue import SimpleQueue
+from functools import lru_cache
+from queue import Empty, SimpleQueue
 from typing import Any
 
 from allranks.cluster.cell_run import CellRun, HiddenView, View
 from allranks.cluster.cluster import Cluster
+from allranks.errors import CellFailed, Report
 from allranks.records.deferred import interruptible, interrupts_to
 from allranks.records.ranks import label
 from allranks.records.wire import Output
 from allranks.widgets.dashboard.view import text_view
+
+
+@contextmanager
+def raising_composite_errors() -> Iterator[None]:
+    """Within, the failure of a cell is also an error of ipyparallel, if that is imported: programs
+    catch CompositeError, and read ``elist``.
+    """
+    try:
+        yield
+    except CellFailed as failed:
+        if (errors := sys.modules.get("ipyparallel.error")) is not None:
+            kind: Any = type(failed)
+            failed.__class__ = _also(kind, errors.CompositeError)
+            vars(failed).update(msg=str(failed), elist=[*map(_element, failed.reports)])
+        raise
+
+
+@lru_cache
+def _also(kind: Any, composite: Any) -> Any:
+    # Shown, and named, as the failure of any cell.
+    own = {"__str__": kind.__str__, "__repr__": kind.__repr__, "__module__": kind.__module__}
+    return type(kind.__name__, (kind, composite), own)
+
+
+def _element(report: Report) -> tuple[str, str, str, dict[str, Any]]:
+    about = {"engine_id": report.rank, "method": "execute"}
+    return report.etype, report.message, "\n".join(report.traceback), about
 
 
 class PxValues(list[Any]):
@@ -36,6 +67,11 @@ class PxValues(list[Any]):
     result, done, successful, wait_interactive = get, ready, ready, wait
 
 
+_REFRESH_SECONDS = 0.1
+_COUNTERPARTS = {"abort": "To end it, type: ranks.interrupt()"}
+_HAS = "It has get(), get_dict(), wait(), ready(), successful(), stdout, stderr, elapsed, progress"
+
+
 class PxResult(Future[list[Any]]):
     """A cell that the ranks run while the notebook continues, like ipyparallel's AsyncResult.
 
@@ -44,6 +80,8 @@ class PxResult(Future[list[Any]]):
 
     #: The last one.
     _last: PxResult | None = None
+    #: Shows the output in waits, within `stream_output`.
+    _stream: View | None = None
 
     def __init__(
         self, cluster: Cluster, text: str, number: int, ranks: Sequence[int], fold: bool
@@ -58,6 +96,7 @@ class PxResult(Future[list[Any]]):
         self._output: list[Output] = []
         #: The same for `follow`; None at the end of the cell, and at an interrupt.
         self._arrived: SimpleQueue[Output | None] = SimpleQueue()
+        self._made, self._ended = time.monotonic(), 0.0
         #: Lines before the begin of the cell, for instance what it waits for; None at its begin.
         self._before: SimpleQueue[str | None] = SimpleQueue()
         self._has_begun = False
@@ -83,8 +122,12 @@ class PxResult(Future[list[Any]]):
                 want_value=True,
             )
             self._begin()
-            self.set_result(self._cluster.cells.wait(run).values())
+            with raising_composite_errors():
+                values = self._cluster.cells.wait(run).values()
+            self._ended = time.monotonic()
+            self.set_result(values)
         except BaseException as error:
+            self._ended = time.monotonic()
             self.set_exception(error)
         finally:
             self._begin()
@@ -114,9 +157,7 @@ class PxResult(Future[list[Any]]):
         # In a cell with an await, ipykernel's own only cancels what awaits.
         try:
             with interrupts_to(lambda *_: self._arrived.put(None)):
-                while (batch := self._arrived.get()) is not None:
-                    view.output(batch)
-                    view.refresh()
+                self._show_arriving(view)
         finally:
             view.finish()
 
@@ -133,9 +174,41 @@ class PxResult(Future[list[Any]]):
 
         An interrupt of the notebook interrupts the cell.
         """
+        timeout = None if timeout == -1 else timeout  # -1 is ipyparallel's default
         with self._interrupting():
-            wait([self], None if timeout == -1 else timeout)  # -1 is ipyparallel's default
+            if self._stream is not None:
+                if not self._show_arriving(self._stream, timeout):
+                    return False
+                self._arrived.put(None)  # for the next wait
+            wait([self], timeout)
         return self.ready()
+
+    @contextmanager
+    def stream_output(self) -> Iterator[None]:
+        """Within, a wait for the end shows the output so far, and what comes."""
+        view = self._stream = self._text_view()
+        try:
+            yield
+        finally:
+            self._stream = None
+            view.finish()
+
+    def _show_arriving(self, view: View, timeout: float | None = None) -> bool:
+        """Shows the output as it comes; returns whether the cell, or `follow`, has ended."""
+        until = math.inf if timeout is None else time.monotonic() + timeout
+        while True:
+            left = max(0.0, until - time.monotonic())
+            try:
+                batch = self._arrived.get(timeout=min(left, _REFRESH_SECONDS))
+            except Empty:
+                if not left:
+                    return False
+            else:
+                if batch is None:
+                    view.finish()
+                    return True
+                view.output(batch)
+            view.refresh()  # which holds lines back for a moment
 
     def wait_for_end(self, quiet_seconds: float, tell: Callable[[], object]) -> None:
         """Waits for the end; calls ``tell`` if it has not come by then. An interrupt of the
@@ -152,9 +225,13 @@ class PxResult(Future[list[Any]]):
         try:
             with interruptible():
                 yield
-        except KeyboardInterrupt:
+        except KeyboardInterrupt as pressed:
+            # Here: scripts need no magics.
+            from allranks.magics.session import show_as_line
+
             if not self.ready():
                 self._cluster.interrupt()
+                show_as_line(pressed, f"the cell on {label(self.ranks)} was interrupted")
             raise
 
     def interrupt(self) -> None:
@@ -176,6 +253,46 @@ class PxResult(Future[list[Any]]):
         if not self.ready():  # else this may be the thread of the cell
             self.wait(timeout)
         return super().result(0)
+
+    def get_dict(self, timeout: float | None = None) -> dict[int, Any]:
+        """Returns the same by ranks."""
+        return dict(zip(self.ranks, self.get(timeout), strict=True))
+
+    def __len__(self) -> int:
+        return len(self.ranks)
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.get())
+
+    def __getitem__(self, index: int | slice) -> Any:
+        return self.get(0)[index]
+
+    @property
+    def progress(self) -> int:
+        """How many ranks have ended the cell."""
+        if self.ready():
+            return len(self)
+        return 0 if self._sent is None else len(self) - len(self._sent.pending)
+
+    @property
+    def elapsed(self) -> float:
+        """For how many seconds the cell runs, or ran, with the wait before its begin."""
+        return (self._ended or time.monotonic()) - self._made
+
+    @property
+    def wall_time(self) -> float:
+        """The same once the cell has ended; before, TimeoutError."""
+        if not self.ready():
+            raise TimeoutError("the cell has not ended")
+        return self.elapsed
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        raise AttributeError(
+            f"the result of %%px --noblock has no {name!r}, which requests of ipyparallel have: it "
+            f"is a cell of the ranks. {_COUNTERPARTS.get(name, _HAS)}"
+        )
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
         """Waits for the end, and returns the error, None if there is none."""
@@ -215,7 +332,13 @@ class PxResult(Future[list[Any]]):
         fold = self._fold and groupby != "engine"
         return text_view(self.ranks, self._cluster.log_dir, fold)
 
-    result, wait_interactive = get, wait
+    def wait_interactive(
+        self, interval: float = 0.1, timeout: float | None = None, **_ignored: Any
+    ) -> None:
+        """Waits for the end, with the arguments of ipyparallel's, which shows a bar meanwhile."""
+        self.wait(timeout)
+
+    result = get
 
     def __repr__(self) -> str:
         state = "running"

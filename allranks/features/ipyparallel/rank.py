@@ -28,6 +28,7 @@ from allranks.engine.kernel import LAST_ANSWER_SECONDS, KernelStart
 from allranks.engine.transcript import Entry
 from allranks.features.ipyparallel.engine import RankEngine
 from allranks.features.ipyparallel.metadata import BLOCKS, CALL, NOTICE_OF
+from allranks.records.wire import Ends
 
 _ERROR = ("ename", "evalue", "traceback")
 #: A request of a client, in place of the number of a cell.
@@ -95,6 +96,8 @@ class ClientRequests(RankFeature):
             kernel.shell_handlers[name] = partial(self._answer, kernel.shell_handlers[name])
         # In the control channel's thread.
         kernel.control_handlers["signal_request"] = self._signal
+        shut_down = kernel.control_handlers["shutdown_request"]
+        kernel.control_handlers["shutdown_request"] = partial(self._shut_down, shut_down)
 
     async def _answer(
         self, handle: Callable[..., Any], stream: Any, ident: Any, parent: dict[str, Any]
@@ -186,6 +189,12 @@ class ClientRequests(RankFeature):
             number, "has not run a request of a client, because an earlier one had failed"
         )
         self._abort(stream, parent, ident)
+
+    async def _shut_down(
+        self, handle: Callable[..., Any], stream: Any, ident: Any, parent: dict[str, Any]
+    ) -> None:
+        self._wire.send(Ends(self._kernel.int_id, "an ipyparallel client has shut it down"))
+        await handle(stream, ident, parent)
 
     def _signal(self, stream: Any, ident: Any, parent: dict[str, Any]) -> None:
         asked, interrupts = parent["content"]["sig"], self._interrupts

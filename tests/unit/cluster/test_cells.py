@@ -13,7 +13,7 @@ from allranks.cluster import cells as cells_module
 from allranks.cluster.calls import Turns
 from allranks.cluster.cell_run import CellRun, HiddenView, show_late
 from allranks.cluster.cells import Cells
-from allranks.cluster.failures import ProcessExit, plain
+from allranks.cluster.failures import NEXT_CELL, ProcessExit, plain
 from allranks.cluster.features import NotebookFeature, NotebookHooks
 from allranks.cluster.last_words import LastWords
 from allranks.cluster.state import ClusterState, TookPlaces
@@ -325,6 +325,18 @@ def test_ranks_are_idle_at_the_end_of_a_cell_only_for_the_thread_that_ends_it():
 def replace_dead(name, connection, tell):
     connection.roster.apply(TookPlaces([*connection.roster.dead]))
     return "it was replaced", False
+
+
+def test_lost_ranks_are_started_again_by_a_command_of_notebooks_and_a_method_of_programs():
+    cells = Cells(2, {})
+    cells.connect(lambda roster, **_: SimpleNamespace(roster=roster, step=lambda seconds: []))
+    cells.roster.set_phase("lost", f"rank 1 died. {NEXT_CELL} The logs are in /logs")
+    with pytest.raises(ClusterLost) as lost:
+        cells.catch_up()
+    assert str(lost.value) == (
+        "rank 1 died. To start them again, type: %distributed start   or, of a Cluster: .start()   "
+        "The logs are in /logs"
+    )
 
 
 @pytest.fixture

@@ -46,6 +46,15 @@ def test_ranks_that_waited_are_one_group_and_different_failures_are_a_line_each(
     assert "rank 8 raised Error8 at line 3: f(x): bad" in text
 
 
+def test_a_rank_that_waited_is_advised_on_the_errors_of_all_ranks():
+    waited = report(1, "rank 0 has left. Correct the error of rank 0.", "RankLeft", waiting=True)
+    assert describe([report(0), waited], range(2)).endswith("Correct the error of rank 0.")
+    failed = [report(0), report(2), report(3, "worse")]
+    assert describe([*failed, waited], range(4)).endswith("Correct the errors of ranks 0, 2–3.")
+    dead = report(2, "died", failures.DEATH)
+    assert describe([report(0), waited, dead], range(3)).endswith("Correct the error of rank 0.")
+
+
 def test_ranks_that_waited_when_the_cell_was_interrupted_have_no_traceback_of_their_own():
     waited = "barrier waited for rank {} when the cell was interrupted."
     late = report(0, "", "KeyboardInterrupt")

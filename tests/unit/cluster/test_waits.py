@@ -6,13 +6,20 @@ from types import SimpleNamespace
 
 import pytest
 
-from allranks.cluster import sockets
+from allranks.cluster import connection, sockets
 from allranks.cluster.connection import Connection
 from allranks.cluster.features import NotebookHooks
-from allranks.cluster.sockets import EventQueue, FromHostAgent, InterruptRequested, RankSockets
+from allranks.cluster.sockets import (
+    EventQueue,
+    FromHostAgent,
+    FromRank,
+    InterruptRequested,
+    RankSockets,
+)
 from allranks.cluster.state import ClusterState
 from allranks.records import limits
-from allranks.records.agent import Notice
+from allranks.records.agent import Exit, Notice
+from allranks.records.wire import Ends
 
 
 def test_an_interrupt_stays_for_the_next_wait_and_does_not_end_each_step_of_this_one():
@@ -55,6 +62,37 @@ def test_a_cell_behind_a_request_that_an_interrupt_has_not_ended_says_so():
     )
     Connection.await_clients(ranks, (0, 1), told.append)
     assert told == ["ranks 0–1 must first answer a request, which was interrupted"]
+
+
+def test_a_cell_behind_a_request_shows_what_its_ranks_say_meanwhile(monkeypatch):
+    monkeypatch.setattr(connection, "_SLOW_CLIENT_SECONDS", 0)
+    told, waits = [], [{"a": 0}, {"a": 0}, {"a": 0}, {}]
+    feature = SimpleNamespace(
+        holds_cells="a request",
+        call_when_answered=lambda engines, call: None,
+        late_lines=lambda engines: [f"said by {engine}" for engine in engines],
+    )
+    hooks = NotebookHooks(())
+    monkeypatch.setattr(hooks, "holding", lambda: [feature])
+    ranks = SimpleNamespace(
+        hooks=hooks, inbox=EventQueue(), step=lambda seconds: [], awaits_clients=False,
+        unanswered=lambda ranks, given_up=False: {} if given_up else waits.pop(0),
+    )  # fmt: skip
+    Connection.await_clients(ranks, (0,), told.append)
+    first = "rank 0 must first answer a request; interrupt to end it"
+    assert told == [first, "said by a", "said by a"]
+
+
+def test_a_rank_that_ends_for_a_reason_has_it_in_its_report():
+    ends = []
+    ranks = SimpleNamespace(_reasons={}, _apply=ends.append)
+    Connection._handle(ranks, FromRank(Ends(1, "a client has shut it down"), []))
+    for rank in (0, 1):
+        Connection._handle_agent(ranks, Exit(rank, 10 + rank, 0, by_launcher=False), "")
+    assert [end.how() for end in ends] == [
+        "ended with exit code 0",
+        "ended with exit code 0: a client has shut it down",
+    ]
 
 
 def test_a_host_is_in_doubt_from_a_few_missed_heartbeats_until_its_ranks_are_known_to_be_lost():

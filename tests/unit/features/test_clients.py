@@ -131,7 +131,7 @@ def test_a_notebook_on_another_host_of_the_same_home_is_another_notebook(securit
 
 def test_a_cluster_that_is_read_from_a_file_counts_as_its_profile(other_notebook, connected):
     read = {"cluster": object(), "profile_dir": str(other_notebook.parents[1])}
-    with pytest.raises(UsageError, match="expected ranks of this notebook, found none"):
+    with pytest.raises(UsageError, match=r"^connect_client_sync\(\) expected ranks"):
         client(False, {"of": "another notebook"}, **read)
     client(True, {"of": "another notebook"}, **read)
     client(False, {"of": "another notebook"}, **read, cluster_id="allranks-1-1")

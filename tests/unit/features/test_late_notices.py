@@ -1,12 +1,14 @@
 """What a wait for a client's request shows of what ranks say, without ranks."""
 
 from contextlib import ExitStack
+from types import SimpleNamespace
 
 import pytest
 
-from allranks.features.ipyparallel import late_notices
+from allranks.cluster import cluster
+from allranks.features.ipyparallel import client_requests, late_notices
 from allranks.features.ipyparallel.metadata import NOTICE_OF
-from allranks.features.ipyparallel.notebook import ClientPatch
+from allranks.features.ipyparallel.notebook import ClientPatch, NotebookClients
 from tests.unit.features.unconnected_client import Unconnected
 
 LATE = "barrier at f.py:2 has waited 5 s for rank 1:\n  rank 1 is at f.py:7\n"
@@ -41,6 +43,7 @@ def requests(monkeypatch):
         made = Requests()
         monkeypatch.setattr(late_notices, "_show", lambda *shown: made.shown.append(shown))
         yield made
+        made.client._closed = True
 
 
 WAITS = {
@@ -66,6 +69,30 @@ def test_a_wait_shows_the_notices_that_have_come_and_those_that_come(requests, w
     assert requests.shown == [(0, LATE), (1, LATE)]
 
 
+@pytest.mark.parametrize("wait", WAITS.values(), ids=WAITS.keys())
+@pytest.mark.parametrize("ours", [True, False])
+def test_an_interrupt_of_a_wait_says_that_ranks_of_this_notebook_go_on(
+    requests, wait, ours, monkeypatch
+):
+    engine = "engine-1" if ours else "that of another notebook"
+    ranks = SimpleNamespace(hellos={1: SimpleNamespace(engine=engine)})
+    monkeypatch.setattr(cluster, "running", lambda: ranks)
+
+    def press(rank, text):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(late_notices, "_show", press)
+    requests.give_notice(0)
+    client_requests.follow(requests.client)
+    with pytest.raises(KeyboardInterrupt) as pressed:
+        wait(requests)
+    assert hasattr(pressed.value, "_render_traceback_") == ours
+    if ours:
+        (line,) = pressed.value._render_traceback_()
+        assert "the ranks go on with the request" in line
+        assert line.endswith("ranks.interrupt()")
+
+
 def test_a_loop_over_the_results_shows_the_notices_of_the_next_one(requests, monkeypatch):
     def show(rank, text):
         requests.shown.append((rank, text))
@@ -85,6 +112,15 @@ def test_a_short_wait_shows_each_notice_once_and_leaves_nothing(requests):
     assert requests.shown == [(0, LATE)]
     (notices,) = requests.result._children[0].iopub_callbacks
     assert notices.wakes == []
+
+
+def test_a_cell_that_waits_for_a_request_has_its_notices_once(requests):
+    client_requests.follow(requests.client)
+    requests.give_notice(0)
+    feature = NotebookClients()
+    assert feature.late_lines(["engine-1"]) == []
+    assert feature.late_lines(["engine-0", "engine-1"]) == [f"rank 0: {LATE.rstrip()}"]
+    assert feature.late_lines(["engine-0"]) == []
 
 
 def test_output_and_early_notices_are_left_to_ipyparallel(requests, monkeypatch):
