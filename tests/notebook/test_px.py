@@ -393,13 +393,16 @@ def test_a_collective_that_a_later_request_completes_ends(px):
 
 
 def test_requests_of_views_that_no_cell_waits_for_are_interrupted_too(px):
-    px.run(f"{UNTIL}\nheld = dv.apply_async(until, 'never')\nassert not held.ready()").ok()
-    task = "task = rc.load_balanced_view().apply_async(until, 'never')"
+    at = "['in a request of a client' in one.state for one in ranks.cells.statuses()]"
+    wait = f"while not {{}}({at}): time.sleep(0.01)"
+    # An interrupt concerns what a rank has begun.
+    px.run(
+        f"{UNTIL}\nimport time\nheld = dv.apply_async(until, 'never')\n{wait.format('all')}"
+    ).ok()
     assert px.value("ranks.interrupt()") == "True"
     px.run("held.get(timeout=60)").says("KeyboardInterrupt")
-    px.run(f"{task}\nimport time").ok()
-    at = "any('in a request of a client' in one.state for one in ranks.cells.statuses())"
-    px.run(f"while not {at}: time.sleep(0.01)").ok()
+    px.run("task = rc.load_balanced_view().apply_async(until, 'never')").ok()
+    px.run(wait.format("any")).ok()
     assert px.value("ranks.interrupt()") == "False"
     px.run("task.get(timeout=60)").says("KeyboardInterrupt")
 
