@@ -258,6 +258,15 @@ def test_gpu_memory_is_the_ranks_own_where_the_driver_reports_it():
     assert list(series.values) == [2000, 500]
 
 
+def test_the_page_gets_what_concerns_gpus_only_of_ranks_that_have_one():
+    tiles = CellModel([hello(0), hello(1)]).tiles
+    tiles.take(pulse(0, 300))
+    tiles.take(pulse(1, 300, gpu_mb=2))
+    first, second = tiles.news()
+    assert not any(name.startswith("gpu") for name in first)
+    assert second["gpu_nbytes"] == 2 * MB
+
+
 def test_a_day_of_looks_is_bounded_and_its_peak_is_in_the_table():
     figures = CellModel([hello(0)])
     for second in range(86_400):

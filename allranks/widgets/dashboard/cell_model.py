@@ -111,6 +111,22 @@ class Tile:
     member: int | None = None
     gone: bool = False
 
+    def fields(self) -> dict[str, Any]:
+        """Returns it for the front end, without what is known of GPUs only."""
+        # asdict() copies every value: for 64 ranks, ten times a second, a core would feel it.
+        return {
+            name: value
+            for name, value in vars(self).items()
+            if name not in _OF_GPUS or value != _OF_GPUS[name]
+        }
+
+
+#: The fields that say nothing of a rank without a GPU, and what they have then.
+_OF_GPUS = {
+    name: getattr(Tile, name)
+    for name in ("gpu_nbytes", "gpu_own_nbytes", "gpu_total_nbytes", "gpu_percent", "gpu_celsius")
+}
+
 
 class Tiles:
     """The tiles of the ranks that run a cell."""
@@ -157,13 +173,12 @@ class Tiles:
 
     def news(self) -> list[dict[str, Any]]:
         # The tiles that have changed since the last time.
-        # asdict() copies every value: for 64 ranks, ten times a second, a core would feel it.
-        changed = [vars(self.tiles[rank]).copy() for rank in sorted(self._changed)]
+        changed = [self.tiles[rank].fields() for rank in sorted(self._changed)]
         self._changed.clear()
         return changed
 
     def everything(self) -> list[dict[str, Any]]:
-        return [vars(tile).copy() for tile in self.tiles.values()]
+        return [tile.fields() for tile in self.tiles.values()]
 
     def said(self) -> str:
         """Returns the states of the ranks, as ``3 running, 1 waits for rank 1``."""

@@ -57,8 +57,9 @@ export class RanksPanel {
     if (tile.gpu_own_nbytes) gpu.push(`${formatBytes(tile.gpu_own_nbytes)}, all`);
     if (tile.gpu_nbytes) gpu.push(formatBytes(tile.gpu_nbytes));
     if (tile.gpu_total_nbytes) gpu.push(`of ${formatBytes(tile.gpu_total_nbytes)}`);
-    if (tile.gpu_percent >= 0) gpu.push(`${tile.gpu_percent} %`);
-    if (tile.gpu_celsius >= 0) gpu.push(`${tile.gpu_celsius} °C`);
+    const { gpu_percent: percent = -1, gpu_celsius: celsius = -1 } = tile;
+    if (percent >= 0) gpu.push(`${percent} %`);
+    if (celsius >= 0) gpu.push(`${celsius} °C`);
     if (gpu.length) use.push(`gpu ${gpu.join(" ")}`);
     const { button } = parts;
     button.dataset.state = tile.state;

@@ -28,11 +28,11 @@ export interface Tile {
   line: string;
   rss_nbytes: number;
   cpu_percent: number;
-  gpu_nbytes: number;
-  gpu_own_nbytes: number;
-  gpu_total_nbytes: number;
-  gpu_percent: number;
-  gpu_celsius: number;
+  gpu_nbytes?: number;
+  gpu_own_nbytes?: number;
+  gpu_total_nbytes?: number;
+  gpu_percent?: number;
+  gpu_celsius?: number;
   step: number | null;
   member: number | null;
 }
