@@ -624,9 +624,11 @@ def exchanging(form: str, name: str) -> Callable[..., Any]:
 
 
 for _form in ("alltoall", "alltoallv", "alltoallw"):
+    # Of the plain call: a blocking one that is refused leaves the epoch intact.
+    setattr(Cartcomm, f"Ineighbor_{_form}", exchanging(_form, f"Ineighbor_{_form}"))
+    setattr(Cartcomm, f"Neighbor_{_form}", blocking(Cartcomm, f"Neighbor_{_form}"))
     for _name in (f"Ineighbor_{_form}", f"Neighbor_{_form}_init"):
         setattr(Cartcomm, _name, returning(_name, None, exchanging(_form, _name)))
-    setattr(Cartcomm, f"Neighbor_{_form}", blocking(Cartcomm, f"Neighbor_{_form}"))
 making(Cartcomm, MPI.Cartcomm, "Sub")
 
 

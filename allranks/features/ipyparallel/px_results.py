@@ -191,16 +191,23 @@ class PxResult(Future[list[Any]]):
             yield
         finally:
             self._stream = None
+            if self.ready():  # before a wait, which then shows nothing
+                self._show_arriving(view, 0)
             view.finish()
 
     def _show_arriving(self, view: View, timeout: float | None = None) -> bool:
         """Shows the output as it comes; returns whether the cell, or `follow`, has ended."""
         until = math.inf if timeout is None else time.monotonic() + timeout
         while True:
-            left = max(0.0, until - time.monotonic())
+            # First: what has come is in the queue by the end, whose None an earlier wait may have
+            # taken.
+            ended, left = self.done(), max(0.0, until - time.monotonic())
             try:
                 batch = self._arrived.get(timeout=min(left, _REFRESH_SECONDS))
             except Empty:
+                if ended:
+                    view.finish()
+                    return True
                 if not left:
                     return False
             else:

@@ -1623,6 +1623,16 @@ def test_sums_of_short_integers_wrap_at_any_length(dtype, call, form):
         assert (found == wanted.astype(dtype)).all()
 
 
+def test_an_exchange_with_neighbours_that_all_refuse_leaves_the_epoch_intact():
+    grid = c.comm.Create_cart([c.size()], periods=[True])
+    theirs = np.zeros(2)
+    with pytest.raises((TypeError, ValueError, BufferError)):
+        grid.Neighbor_alltoall("text", theirs)
+    grid.Neighbor_alltoall(np.full(2, float(c.rank())), theirs)
+    assert list(theirs) == [(c.rank() - 1) % c.size(), (c.rank() + 1) % c.size()]
+    grid.Free()
+
+
 MISSED = {
     "irecv": lambda comm: comm.irecv(source=1).wait(),
     "irecv of any": lambda comm: comm.irecv(source=1 if c.size() > 2 else MPI.ANY_SOURCE).wait(),
