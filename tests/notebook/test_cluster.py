@@ -562,7 +562,9 @@ def test_a_rank_that_died_is_named_before_very_many_others_are_ended(monkeypatch
         )
         with pytest.raises(ClusterLost, match=r"rank 1 .* exit code 3"):
             cluster.run("import os\nif rank == 1: os._exit(3)\nbarrier()")
-        with pytest.raises(ClusterLost, match=r"To start them again, type: \.start\(\)"):
+        with pytest.raises(
+            ClusterLost, match=r"To start them again, type: .* of a Cluster: \.start\(\)"
+        ):
             cluster.run("rank")
     assert "Rank 1 ended with exit code 3. Killing the others." in shown[0]
 

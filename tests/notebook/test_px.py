@@ -333,6 +333,9 @@ def test_the_requests_of_a_client_fail_when_its_ranks_end(px):
 
 
 def test_a_client_that_shuts_down_stops_the_ranks_calmly(px):
+    # Whoever else has a cluster of ipyparallel here: the client would wait for it.
+    found = "import allranks.features.ipyparallel.notebook as ours"
+    px.run(f"{found}\nours.a_cluster_may_start = lambda: False").ok()
     assert px.run("ipp.Client().shutdown(hub=True)").ok().text == ""
     px.run("ipp.Client()").says("UsageError", "found neither. Type: %distributed start")
     px.run("%px size").ok().says("allranks started ranks 0–2").lacks("again", "lost")
