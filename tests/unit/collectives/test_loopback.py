@@ -251,6 +251,8 @@ def test_calls_of_two_groups_in_two_threads_of_a_rank_overlap(
         thread.start()
         if c.rank() == 1:
             assert waits.wait(60)
+            # However late rank 0 begins, it waits for this one.
+            assert all_wait[0].wait(60)
         every = [c.allreduce(10 * step, c.Sum) for step in range(3)]
         thread.join()
         return every, found
