@@ -79,12 +79,15 @@ def test_a_slow_import_is_shown_in_a_line_and_counted_for_itself(notebook):
 
 
 GROWS = """
-import time
+import sys, time
 from allranks.engine.telemetry import TelemetrySender
 looks, look = [], TelemetrySender.rss_nbytes
 def rss_nbytes(self):
-    looks.append(look(self))
-    return looks[-1]
+    found = look(self)
+    # The answer to the notebook's question after two seconds is in no chart.
+    if sys._getframe(1).f_code.co_name != "_status":
+        looks.append(found)
+    return found
 def seen(least, most):
     while not (looks and least <= looks[-1] <= most): time.sleep(0.01)
 if rank == 1:
