@@ -21,6 +21,8 @@ from benchmarks import results
 
 RANKS = 2
 PYTHON, INSIDE = "ALLRANKS_TEST_TORCH", "ALLRANKS_BENCHMARK_INSIDE"
+#: Turns of steps differ by several percent, and those of allreduces are short.
+PAIRS = 100
 SIZES = [4, 4096, 65_536, 1 << 20, 4 << 20, 64 << 20]
 _IN_TURNS = """
 import gc, time
@@ -67,7 +69,7 @@ for nbytes in {sizes}:
             allreduce(array)
 
     stretch()
-    took[nbytes] = [[one / calls for one in side] for side in in_turns(stretch, 20)]
+    took[nbytes] = [[one / calls for one in side] for side in in_turns(stretch, 4 * {pairs})]
 took
 """
 _KERAS = """
@@ -84,7 +86,7 @@ def stretch():
     model.fit(x, y, batch_size=32, verbose=0, shuffle=False)
 
 stretch()
-in_turns(stretch, 16)
+in_turns(stretch, {pairs})
 """
 _TORCH = """
 import torch
@@ -106,7 +108,7 @@ def stretch():
         optimizer.step()
 
 stretch()
-in_turns(stretch, 16)
+in_turns(stretch, {pairs})
 """
 
 
@@ -116,7 +118,10 @@ def on_ranks(*sources: str) -> list[Any]:
 
     load_features()
     with allranks.Cluster(RANKS, show_output=False) as cluster:
-        return [cluster.run(source.replace("{in_turns}", _IN_TURNS))[0] for source in sources]
+        return [
+            cluster.run(source.replace("{in_turns}", _IN_TURNS).replace("{pairs}", str(PAIRS)))[0]
+            for source in sources
+        ]
 
 
 def with_torch() -> Any:
