@@ -599,7 +599,7 @@ class Connection:
             case Exit() | LauncherExit() | AgentExit():
                 end = failures.ProcessExit.of(event, host)
                 why = self._reasons.pop(end.rank, "")
-                self._apply(replace(end, memory=why) if why and end.code >= 0 else end)
+                self._apply(replace(end, reason=why) if why and end.code >= 0 else end)
 
     def _end_sender(self, error: WireError) -> bool:
         """Ends the rank that has sent what cannot be read; returns whether it is known."""

@@ -196,17 +196,17 @@ def _in_a_line(group: Sequence[Report], verb: str = "raised") -> str:
     return f"{ranks} {verb}{line}\n  {message}"
 
 
-def ending(code: int, memory: str = "", explain: bool = True) -> str:
-    """Returns how a process ended, as ``was killed by signal 9 (SIGKILL)``. ``memory`` is the text
-    about a lack of memory, or another reason; ``explain`` adds the meaning of a SIGKILL.
+def ending(code: int, reason: str = "", explain: bool = True) -> str:
+    """Returns how a process ended, as ``was killed by signal 9 (SIGKILL)``. ``explain`` adds the
+    ``reason`` of a signal, or what a SIGKILL mostly means.
     """
     if code >= 0:
-        return f"ended with exit code {code}" + (f": {memory}" if memory else "")
+        return f"ended with exit code {code}" + (f": {reason}" if reason else "")
     try:
         name = signal.Signals(-code).name
     except ValueError:
         name = "unknown"
-    hint = memory or ("often the system, out of memory" if name == "SIGKILL" else "")
+    hint = reason or ("often the system, out of memory" if name == "SIGKILL" else "")
     hint = f": {hint}" if hint and explain else ""
     return f"was killed by signal {-code} ({name}{hint})"
 
@@ -248,8 +248,8 @@ Ended = Exit | LauncherExit | AgentExit | HostLeft
 class ProcessExit:
     """The end of a rank, of the launcher (rank -1) or of the host agent (rank -2).
 
-    ``host`` names the agent of several, ``why`` is the reason of its end. ``memory`` is the text
-    about a lack of memory, for a rank that was killed, or why a rank has ended by itself.
+    ``host`` names the agent of several, ``why`` says how that host was lost. ``reason`` is a text
+    about a lack of memory, for a rank that was killed, or says why a rank has ended by itself.
     """
 
     rank: int
@@ -258,7 +258,7 @@ class ProcessExit:
     at: float = field(default_factory=time.monotonic)
     host: str = ""
     why: str = ""
-    memory: str = ""
+    reason: str = ""
     pid: int = 0
 
     @classmethod
@@ -270,7 +270,7 @@ class ProcessExit:
         """Returns how it ended, as :func:`ending`, or with which host it was lost."""
         if self.why:
             return f"was lost with its host: {self.host} {self.why}"
-        return ending(self.code, self.memory if explain else "", explain)
+        return ending(self.code, self.reason if explain else "", explain)
 
 
 def death_lines(ends: Iterable[ProcessExit]) -> str:
@@ -311,7 +311,7 @@ def all_over(ends: Sequence[ProcessExit], size: int) -> bool:
 def describe_exits(ends: Sequence[ProcessExit]) -> str:
     """Returns the first end in a sentence; "" without one."""
     for end in culprits(ends):
-        return f"Rank {end.rank} {ending(end.code, end.memory)}."
+        return f"Rank {end.rank} {ending(end.code, end.reason)}."
     for end in sorted(ends, key=lambda end: not end.why):
         if end.why:
             return f"Host {end.host} {end.why}."
@@ -372,7 +372,7 @@ def loss_text(
     elif found:
         hello = hellos[found[0].rank]
         what = f"rank {hello.rank} ({hello.host}, pid {hello.pid}, {hello.device}) "
-        what += ending(found[0].code, found[0].memory)
+        what += ending(found[0].code, found[0].reason)
         others = [rank for rank in range(size) if rank != hello.rank]
         verb = "was" if len(others) == 1 else "were"
         what += f"; {label(others)} {verb} killed with it" if others else ""

@@ -156,14 +156,14 @@ class Replaces(Event):
 class Exit(Event):
     """The process of a rank has ended, ``by_launcher`` if MPI had let it go before.
 
-    ``memory`` is a text about a lack of memory, or why allranks has ended it.
+    ``reason`` is a text about a lack of memory, or why allranks has ended it.
     """
 
     rank: int
     pid: int
     code: int
     by_launcher: bool
-    memory: str = ""
+    reason: str = ""
 
 
 @frozen

@@ -1084,7 +1084,7 @@ def returning(
             request.posts = posts.persistent() if kind is Prequest else posts
             if kind is Request:
                 _add_posts((request,))
-        if peer is not None:
+        else:
             request.peer = _argument(peer, arguments, options, MPI.ANY_SOURCE)
         if receives:
             request.tag = _argument(("tag", 2), arguments, options, MPI.ANY_TAG)

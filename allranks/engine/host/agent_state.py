@@ -433,7 +433,7 @@ class AgentState:
         if not (self._config.several_hosts and self._config.can_replace and pid in self.ranks):
             self._commands.append(Kill(pid))
 
-    def _note_end(self, pid: int, code: int, memory: str) -> None:
+    def _note_end(self, pid: int, code: int, reason: str) -> None:
         number, rank = self.spares.pop(pid, None), self.ranks.pop(pid, None)
         is_placed = pid in self._placed
         self._placed.discard(pid)
@@ -441,8 +441,8 @@ class AgentState:
         if rank is not None:
             why = self._reasons.pop(pid, "")
             if why and code == -signal.SIGKILL:  # else it had ended before
-                memory = why
-            end = agent.Exit(rank, pid, code, not is_placed, memory)
+                reason = why
+            end = agent.Exit(rank, pid, code, not is_placed, reason)
             if rank not in self.ranks.values():  # else another process has its place by now
                 self._dead[rank] = end
             self._tell(end)

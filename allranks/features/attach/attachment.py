@@ -41,7 +41,7 @@ _REQUEST_NBYTES, _PATH_LENGTH = 1 << 16, 4096
 _MOST_WAITING = 32
 
 
-class Request(NamedTuple):
+class VisitorRequest(NamedTuple):
     """What a visitor wants, the path of its notebook, and the process that it means."""
 
     wants: str
@@ -191,7 +191,7 @@ class Attachment:
         return None
 
     def _serve(
-        self, request: Request, who: int, watched: Callable[[], object]
+        self, request: VisitorRequest, who: int, watched: Callable[[], object]
     ) -> Callable[[], bool]:
         """Notes what a visitor wants; returns a function that says when it is to be answered."""
         match request.wants:
@@ -252,13 +252,13 @@ class Attachment:
         }
 
 
-def read_request(line: bytes) -> Request:
+def read_request(line: bytes) -> VisitorRequest:
     """Raises ValueError."""
     said = read_object(line)
     wants, notebook, holder = said.get("want"), said.get("notebook", ""), said.get("holder", 0)
     if not (isinstance(wants, str) and isinstance(notebook, str) and isinstance(holder, int)):
         raise ValueError("expected a request")
-    return Request(wants, notebook[:_PATH_LENGTH], holder)
+    return VisitorRequest(wants, notebook[:_PATH_LENGTH], holder)
 
 
 def sign_of(pid: int) -> str:

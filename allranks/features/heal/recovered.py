@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
-from allranks.features.heal.recovery import Recovery
+from allranks.features.heal.recovery import RecoveryState
 from allranks.records.ranks import label
 
 _SHOWN_NAMES = 5
 
 
-def text_of(done: Recovery, seconds: float) -> str:
+def text_of(done: RecoveryState, seconds: float) -> str:
     """Returns what has come back, after a number of seconds."""
     if done.starts_again:
         return _text_of_start(done, seconds)
@@ -25,21 +25,21 @@ def text_of(done: Recovery, seconds: float) -> str:
     return f"{text_of_new(done, gone)}{moved}; {kept}({seconds:.1f} s)"
 
 
-def text_of_new(done: Recovery, ranks: Collection[int]) -> str:
+def text_of_new(done: RecoveryState, ranks: Collection[int]) -> str:
     """Returns that ranks were replaced, and what they have."""
     are, had = "was" if len(ranks) == 1 else "were", kept_text(done)
     has = f", with {had}" if had else f" and {have(len(ranks))} no variables"
     return f"{label(sorted(ranks))} {are} replaced{has}{_but_not(done)}"
 
 
-def text_of_kept(done: Recovery) -> str:
+def text_of_kept(done: RecoveryState) -> str:
     """Returns what fresh ranks have of those before them; "" if nothing was kept."""
     if not done.kept:
         return "; ".join(done.unread)
     return f"{label(done.before)} {have(len(done.before))} {kept_text(done)}{_but_not(done)}"
 
 
-def kept_text(done: Recovery) -> str:
+def kept_text(done: RecoveryState) -> str:
     """Returns what new ranks have taken back, as ``model and step kept 12 s ago``; "" if nothing
     was kept.
     """
@@ -51,12 +51,12 @@ def kept_text(done: Recovery) -> str:
     return f"{listed(found[0]['names'])} kept {ago} ago"
 
 
-def _but_not(done: Recovery) -> str:
+def _but_not(done: RecoveryState) -> str:
     why = "; ".join(done.unread)
     return f", but not all that was kept: {why}" if why and done.kept else f": {why}" if why else ""
 
 
-def _text_of_start(done: Recovery, seconds: float) -> str:
+def _text_of_start(done: RecoveryState, seconds: float) -> str:
     parts = []
     for host, there in done.places.items():
         came = [rank for rank in there if rank in done.gone and done.before[rank] != host]

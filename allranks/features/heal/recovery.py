@@ -1,6 +1,6 @@
 """Recovery from dead ranks and lost hosts: what is done next, from what has happened so far.
 
-New processes take the places of dead ranks (`Step.SEATING`), the living ranks join with them
+New processes take the places of dead ranks (`Stage.SEATING`), the living ranks join with them
 (`HEALING`), and the new ones take back what was kept (`RESTORING`). MPI ends a job that has lost a
 host, and there may be too few spare processes for the ranks that have died. Then the ranks that
 live save their variables in the memory of their host (`SAVING`). All are started again, those of
@@ -31,7 +31,7 @@ _TRIES, _STARTS = 5, 3
 _ANOTHER = "another rank has died meanwhile"
 
 
-class Step(Enum):
+class Stage(Enum):
     """What is waited for, in words about a rank that still does it. ``UP``: there is nothing to do.
     ``LOST``: all ranks have ended, or must end.
     """
@@ -47,13 +47,18 @@ class Step(Enum):
     LOST = "lost"
 
 
-_STARTS_AGAIN = (Step.PLACING, Step.STARTING, Step.LOADING)
-_MAY_BE_SLOW = (Step.HEALING, Step.SAVING, Step.LOADING, Step.RESTORING)
+_STARTS_AGAIN = (Stage.PLACING, Stage.STARTING, Stage.LOADING)
+_MAY_BE_SLOW = (
+    Stage.HEALING,
+    Stage.SAVING,
+    Stage.LOADING,
+    Stage.RESTORING,
+)
 
 
 @dataclass(frozen=True)
 class Seat:
-    """Has processes take the places of these ranks; then `Recovery.seated`."""
+    """Has processes take the places of these ranks; then `RecoveryState.seated`."""
 
     dead: Sequence[int]
 
@@ -76,19 +81,19 @@ class Up:
 
 @dataclass(frozen=True)
 class Note:
-    """Saves what the next notebook needs, if this one ends: see `Recovery.continued`."""
+    """Saves what the next notebook needs, if this one ends: see `RecoveryState.continued`."""
 
     record: dict[str, Any]
 
 
 @dataclass(frozen=True)
 class StartAgain:
-    """Starts all ranks again on the hosts that are left; then `Recovery.placed`."""
+    """Starts all ranks again on the hosts that are left; then `RecoveryState.placed`."""
 
 
 @dataclass(frozen=True)
 class Limit:
-    """In ``seconds`` comes `Recovery.time_is_over`, if no other limit follows."""
+    """In ``seconds`` comes `RecoveryState.time_is_over`, if no other limit follows."""
 
     seconds: float
 
@@ -103,7 +108,7 @@ class Say:
 Command = Seat | Ask | Up | Note | StartAgain | Limit | Say
 
 
-class Recovery:
+class RecoveryState:
     """The state of one recovery. Its public methods are events, each of which may come in each
     step; one that comes twice, or too late, changes nothing. They add to the ``commands``.
 
@@ -113,7 +118,7 @@ class Recovery:
     ``gone`` are the ends of ranks whose variables have ended with a process, ``kept`` is what new
     ranks have taken back, and ``unread`` has the reasons why they could not. ``goes_on`` is the
     commit from which a training continues, ``presses`` the number of interrupts. It ends in step
-    `Step.UP`, or in `Step.LOST` because of a ``problem``.
+    `Stage.UP`, or in `Stage.LOST` because of a ``problem``.
     """
 
     def __init__(
@@ -124,7 +129,7 @@ class Recovery:
         can_start_again: bool = False,
         replaces: bool = True,
     ) -> None:
-        self.step, self.problem = Step.UP, ""
+        self.step, self.problem = Stage.UP, ""
         self.epoch, self.goes_on, self.presses = epoch, 0, 0
         self.own, self._new = set(own), set[int]()
         self.gone: dict[int, ProcessExit] = {}
@@ -164,7 +169,11 @@ class Recovery:
         these hosts. It goes on with `restarted`.
         """
         found = cls(dict(record["before"]), 0, record["own"], can_start_again=True)
-        found.step, found.starts_again, found.goes_on = Step.PLACING, True, record["goes_on"]
+        found.step, found.starts_again, found.goes_on = (
+            Stage.PLACING,
+            True,
+            record["goes_on"],
+        )
         found.host_of = {rank: host for host, there in places.items() for rank in there}
         found._copies, found._sets = set(record["copies"]), record["sets"]
         found.gone = {end["rank"]: ProcessExit(**end) for end in record["gone"]}
@@ -186,32 +195,32 @@ class Recovery:
 
     @property
     def is_over(self) -> bool:
-        return self.step in (Step.UP, Step.LOST)
+        return self.step in (Stage.UP, Stage.LOST)
 
     # Events.
 
     def ranks_died(self, ends: Sequence[ProcessExit]) -> None:
         """Processes have ended: ranks, also with their host, or those that were to replace some."""
-        for end in ends if self.step is Step.HEALING else ():
+        for end in ends if self.step is Stage.HEALING else ():
             if end.rank in self._joining and not end.why:
                 self._again[end.rank] = end
                 self._say(f"rank {end.rank}, which was new, {end.how()}")
         fresh = self._note_dead(ends)
-        if not fresh or self.step is Step.LOST:
+        if not fresh or self.step is Stage.LOST:
             self._look()
         elif self.step in _STARTS_AGAIN:
             self._fail_start(fresh, death_lines(fresh))
-        elif self.step is Step.RESTORING:
+        elif self.step is Stage.RESTORING:
             if self._request == requests.RESTORE:
                 self._note_deaths(end for end in fresh if end.rank in self._asked)
             self._replace(fresh)
-        elif self.step is Step.UP and self._replaces:
+        elif self.step is Stage.UP and self._replaces:
             self._seat()
         else:
             self._look()
 
     def host_lost(self, host: str, why: str) -> None:
-        if host in self._lost_hosts or self.step is Step.LOST:
+        if host in self._lost_hosts or self.step is Stage.LOST:
             return
         self._lost_hosts.add(host)
         there = sorted(rank for rank, name in self.host_of.items() if name == host)
@@ -221,11 +230,11 @@ class Recovery:
         if self.step in _STARTS_AGAIN:
             self._note_gone(ends)
             self._place()
-        elif self.step is Step.SAVING:
+        elif self.step is Stage.SAVING:
             self._look()
         elif self._replaces:
             self._save()
-        elif self.step is Step.RESTORING:
+        elif self.step is Stage.RESTORING:
             self._replace(ends)
 
     def job_ended(self, ends: Sequence[ProcessExit]) -> None:
@@ -233,35 +242,35 @@ class Recovery:
         lost = [end for end in ends if end.why] if self._can_start_again else []
         for end in lost:
             self.host_lost(end.host, end.why)
-        if self.step is Step.SAVING:
+        if self.step is Stage.SAVING:
             # Files outlive the job.
             self._dead |= {rank: replace(ends[0], rank=rank) for rank in self._waits_for()}
             self._look()
-        elif self.step in _STARTS_AGAIN or (self.step is Step.RESTORING and self._copies):
-            if self.step is Step.RESTORING:
+        elif self.step in _STARTS_AGAIN or (self.step is Stage.RESTORING and self._copies):
+            if self.step is Stage.RESTORING:
                 self._note_gone(replace(ends[0], rank=rank) for rank in self.before)
             if not lost:
                 self._fail_start(ends, _first(ends))
-        elif self.step is Step.RESTORING:
+        elif self.step is Stage.RESTORING:
             self._lose(_first(ends) if self.starts_again else "")
         elif not self.is_over:
             self._lose(self._obstacle or _ANOTHER)
 
     def ranks_are_new(self, ranks: Collection[int]) -> None:
         """These ranks run, and have not been asked yet to restore what was kept."""
-        if self.step is Step.UP:
+        if self.step is Stage.UP:
             self.commands.append(Up())  # the notebook that has replaced ranks may not have said so
             self._new |= set(ranks)
             self._restore()
 
     def restarted(self) -> None:
         """Another notebook goes on with it."""
-        if self.step is Step.PLACING:
+        if self.step is Stage.PLACING:
             self._place()
 
     def seated(self, problem: str) -> None:
         """The answer to `Seat`: why the processes cannot take the places, or ""."""
-        if self.step is not Step.SEATING:
+        if self.step is not Stage.SEATING:
             return
         if problem:
             self._give_up(problem)
@@ -274,11 +283,11 @@ class Recovery:
         seconds = _REPLACE_SECONDS + len(self._joining)
         if not self._can_start_again:
             seconds *= _PATIENCE
-        self._ask(Step.HEALING, requests.HEAL, self._alive, seconds, arguments)
+        self._ask(Stage.HEALING, requests.HEAL, self._alive, seconds, arguments)
 
     def placed(self, hosts: Mapping[str, Sequence[int]]) -> None:
         """The answer to `StartAgain`: the ranks of each host, empty if none is left."""
-        if self.step is not Step.PLACING:
+        if self.step is not Stage.PLACING:
             return
         if not hosts:
             self._lose("no host is left")
@@ -290,7 +299,7 @@ class Recovery:
         self._dead.clear()
         self._came.clear()
         self._say(f"the ranks start again on {', '.join(hosts)}")
-        self._wait(Step.STARTING, _START_SECONDS + len(self.before))
+        self._wait(Stage.STARTING, _START_SECONDS + len(self.before))
 
     def rank_came(self, rank: int, host: str) -> None:
         """A new process is up as this rank."""
@@ -319,10 +328,10 @@ class Recovery:
     def interrupted(self) -> None:
         self.presses += 1
         often = "interrupted it twice" if self._replaces else "interrupted it"
-        if self.step is Step.RESTORING and (self.presses > 1 or not self._replaces):
+        if self.step is Stage.RESTORING and (self.presses > 1 or not self._replaces):
             # All ranks are up: nothing is left to wait for but what new ones had kept.
             self._end_reading(f"you have {often}")
-        elif self.presses > 1 and self.step in (Step.SEATING, Step.HEALING):
+        elif self.presses > 1 and self.step in (Stage.SEATING, Stage.HEALING):
             self._lose(f"replacing {label(sorted(self._dead))} was interrupted twice")
         elif self.presses > 1 and not self.is_over:
             self._lose("you have interrupted it twice")
@@ -337,17 +346,17 @@ class Recovery:
             self._say(f"{waits}: still {self.step.value}; {self._cost_of_interrupts}")
             self.commands.append(Limit(self._seconds_left))
             self._seconds_left = 0.0
-        elif self.step is Step.SEATING:
+        elif self.step is Stage.SEATING:
             self.commands.append(Seat(sorted(self._dead)))
-        elif self.step is Step.HEALING:
+        elif self.step is Stage.HEALING:
             self._give_up(f"replacing {label(self._joining)} took over {self._seconds:g} s")
-        elif self.step is Step.SAVING:
+        elif self.step is Stage.SAVING:
             self._end_saving()
-        elif self.step is Step.STARTING:
+        elif self.step is Stage.STARTING:
             self._fail_start((), f"{waits} did not start: {took}")
-        elif self.step is Step.LOADING:
+        elif self.step is Stage.LOADING:
             self._fail_start((), f"{waits} did not load the variables: {took}")
-        elif self.step is Step.RESTORING:
+        elif self.step is Stage.RESTORING:
             self._end_reading(f"{waits} did not answer: {took}")
 
     # Replacing dead ranks.
@@ -359,7 +368,7 @@ class Recovery:
             self._end_reading(f"{death_lines(ends)}. Type: %distributed heal")
 
     def _seat(self, after: float = 0.0) -> None:
-        self._wait(Step.SEATING, after)
+        self._wait(Stage.SEATING, after)
         if self._tries >= _TRIES:
             self._give_up(f"it was tried {_TRIES} times")
             return
@@ -411,7 +420,7 @@ class Recovery:
 
     def _save(self) -> None:
         self.starts_again = True
-        self._ask(Step.SAVING, requests.SAVE, self._alive, _FILES_SECONDS)
+        self._ask(Stage.SAVING, requests.SAVE, self._alive, _FILES_SECONDS)
         self._look()
 
     def _end_saving(self) -> None:
@@ -434,12 +443,12 @@ class Recovery:
         self._place()
 
     def _place(self) -> None:
-        self._wait(Step.PLACING, 0.0)
+        self._wait(Stage.PLACING, 0.0)
         self.commands += [Note(self._record), StartAgain()]
 
     def _load(self) -> None:
         arguments = {"sets": self._sets, "saved": sorted(self._copies)}
-        self._ask(Step.LOADING, requests.LOAD, self.before, _FILES_SECONDS, arguments)
+        self._ask(Stage.LOADING, requests.LOAD, self.before, _FILES_SECONDS, arguments)
 
     def _end_loading(self) -> None:
         for rank, (content, problem) in sorted(self._answers.items()):
@@ -482,7 +491,7 @@ class Recovery:
     # Restoring what was kept.
 
     def _restore(self) -> None:
-        self._ask(Step.RESTORING, requests.SETTLE, self._alive, _FILES_SECONDS)
+        self._ask(Stage.RESTORING, requests.SETTLE, self._alive, _FILES_SECONDS)
 
     def _end_reading(self, problem: str = "") -> None:
         """All have settled, or restored; or there is a problem."""
@@ -492,7 +501,7 @@ class Recovery:
         if self._request == requests.SETTLE and not self.unread and self._take_back(told):
             return
         self.commands.append(Note({}))
-        self._wait(Step.UP, 0.0)
+        self._wait(Stage.UP, 0.0)
 
     def _take_back(self, told: Mapping[int, Mapping[str, Any]]) -> bool:
         """New ranks take back what was kept in their places, also those that another death has
@@ -508,7 +517,7 @@ class Recovery:
         if reads:
             # Once they have restored it, they no longer say that they are new.
             self.commands.append(Note(self._record))
-            self._ask(Step.RESTORING, requests.RESTORE, sorted(reads), _FILES_SECONDS, wanted)
+            self._ask(Stage.RESTORING, requests.RESTORE, sorted(reads), _FILES_SECONDS, wanted)
         return bool(reads)
 
     def _whole(self, newest: Mapping[int, int]) -> int:
@@ -543,9 +552,9 @@ class Recovery:
         return fresh
 
     def _waits_for(self) -> list[int]:
-        if self.step is Step.STARTING:
+        if self.step is Stage.STARTING:
             return sorted(self.before.keys() - self._came)
-        if self.step in (Step.SEATING, Step.HEALING):
+        if self.step in (Stage.SEATING, Stage.HEALING):
             return sorted(self._dead)
         return sorted(set(self._asked) - self._answers.keys() - self._dead.keys())
 
@@ -554,20 +563,20 @@ class Recovery:
         if not self._replaces:
             return "interrupt to go on without it"
         more = "interrupting once more" if self.presses else "interrupting twice"
-        if self.step is Step.RESTORING:
+        if self.step is Stage.RESTORING:
             return f"{more} goes on without it"
         return f"wait for that: {more} kills all ranks, with their variables"
 
     def _look(self) -> None:
         """Ends the step if what it waits for is there."""
-        if self.step is Step.HEALING:
+        if self.step is Stage.HEALING:
             self._look_at_healing()
         elif self.step in _ENDS and not self._waits_for():
             _ENDS[self.step](self)
 
     def _ask(
         self,
-        step: Step,
+        step: Stage,
         name: str,
         ranks: Iterable[int],
         seconds: float,
@@ -578,7 +587,7 @@ class Recovery:
         self._wait(step, seconds)
         self._request, self._asked = name, asked
 
-    def _wait(self, step: Step, seconds: float) -> None:
+    def _wait(self, step: Stage, seconds: float) -> None:
         """Begins a step; with 0 seconds it has no limit."""
         self.step, self._seconds = step, seconds
         self._request, self._asked, self._answers = "", (), {}
@@ -591,15 +600,15 @@ class Recovery:
         self.commands.append(Say(text))
 
     def _lose(self, problem: str) -> None:
-        self._wait(Step.LOST, 0.0)
+        self._wait(Stage.LOST, 0.0)
         self.problem, self.gone = problem, self._dead | self.gone
 
 
-_ENDS: Mapping[Step, Callable[[Recovery], None]] = {
-    Step.SAVING: Recovery._end_saving,
-    Step.STARTING: Recovery._load,
-    Step.LOADING: Recovery._end_loading,
-    Step.RESTORING: Recovery._end_reading,
+_ENDS: Mapping[Stage, Callable[[RecoveryState], None]] = {
+    Stage.SAVING: RecoveryState._end_saving,
+    Stage.STARTING: RecoveryState._load,
+    Stage.LOADING: RecoveryState._end_loading,
+    Stage.RESTORING: RecoveryState._end_reading,
 }
 
 

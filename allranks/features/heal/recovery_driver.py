@@ -20,11 +20,11 @@ from allranks.features.heal.recovery import (
     Ask,
     Limit,
     Note,
-    Recovery,
+    RecoveryState,
     Say,
     Seat,
+    Stage,
     StartAgain,
-    Step,
     Up,
 )
 from allranks.records.agent import Again
@@ -76,7 +76,7 @@ def go_on(
     for press in ranks.step(0):  # hosts may have been lost since: it begins with these
         ranks.inbox.put(press)
     agents: Any = ranks.agent
-    done = Recovery.continued(record, agents.hosts())
+    done = RecoveryState.continued(record, agents.hosts())
     return _run(ranks, done, tell, began, done.restarted)
 
 
@@ -92,7 +92,7 @@ def restore(ranks: Connection, tell: Callable[[str], None], replaced: Collection
 
 def _run(
     ranks: Connection,
-    recovery: Recovery,
+    recovery: RecoveryState,
     tell: Callable[[str], None],
     began: float,
     begin: Callable[[], None] = lambda: None,
@@ -102,10 +102,10 @@ def _run(
     return text_of(recovery, time.monotonic() - began), recovery.presses > 0
 
 
-def _new_recovery(ranks: Connection, replaces: bool = True) -> Recovery:
+def _new_recovery(ranks: Connection, replaces: bool = True) -> RecoveryState:
     roster = ranks.roster
     hosts = {rank: hello.host for rank, hello in sorted(roster.hellos.items())}
-    return Recovery(hosts, roster.epoch.number, roster.saved, roster.can_relocate, replaces)
+    return RecoveryState(hosts, roster.epoch.number, roster.saved, roster.can_relocate, replaces)
 
 
 def start_again(ranks: Connection) -> dict[str, list[int]]:
@@ -129,7 +129,9 @@ def start_again(ranks: Connection) -> dict[str, list[int]]:
 class RecoveryDriver:
     """Passes on to a recovery what happens, and does what it commands."""
 
-    def __init__(self, ranks: Connection, recovery: Recovery, tell: Callable[[str], None]) -> None:
+    def __init__(
+        self, ranks: Connection, recovery: RecoveryState, tell: Callable[[str], None]
+    ) -> None:
         self._ranks, self._recovery, self._tell = ranks, recovery, tell
         self._limit = Countdown(0.0)
         #: What it knows already: the ends of ranks, the ends of the job, and lost hosts; the ranks
@@ -144,7 +146,7 @@ class RecoveryDriver:
         recovery = self._recovery
         with self._ranks.inbox.hearing_interrupts(), ExitStack() as self._request:
             self._pass_on()
-            if recovery.step is Step.UP:  # what has ended the job ends also what begins now
+            if recovery.step is Stage.UP:  # what has ended the job ends also what begins now
                 self._known["ended"].clear()
             begin()
             self._pass_on()
@@ -161,7 +163,7 @@ class RecoveryDriver:
                 if self._limit.left() <= 0:
                     recovery.time_is_over()
                 self._pass_on()
-        if recovery.step is Step.LOST:
+        if recovery.step is Stage.LOST:
             self._lose()
         self._ranks.roster.saved, self._ranks.roster.goes_on = recovery.own, recovery.goes_on
 

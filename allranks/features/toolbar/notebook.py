@@ -76,7 +76,7 @@ class Toolbar(AskingFeature):
     def _hear(self, event: Event, _pid: int | None) -> None:
         running = cluster.running()
         if isinstance(event, Exit) and running is not None and _of_notebook() is self:
-            self._ended[event.rank, event.pid] = ending(event.code, event.memory)
+            self._ended[event.rank, event.pid] = ending(event.code, event.reason)
             self.ask_all(running, requests.STATUS, _send_state, _ANSWER_SECONDS)
 
     def how_died(self, running: Cluster) -> dict[int, str]:

@@ -377,7 +377,7 @@ def prepare(monkeypatch):
 
 def test_a_death_before_a_cell_is_shown_in_it_also_where_it_is_on_other_ranks(prepare):
     why = "ended by allranks, because it was silent between cells"
-    end = ProcessExit(1, -9, memory=why, pid=2)
+    end = ProcessExit(1, -9, reason=why, pid=2)
     cells, _ = prepare(lambda roster, tell: roster.apply(end))
     assert cells.news == [
         f"rank 1 (here, pid 2) was killed by signal 9 (SIGKILL: {why})",

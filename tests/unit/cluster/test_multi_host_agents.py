@@ -29,7 +29,7 @@ from allranks.records.agent import (
 from allranks.records.config import HostAgentConfig, version
 
 HOSTS = Host("h1", 2), Host("h2", 2), Host("h3", 2)
-ABORT = {"event": "exit", "rank": 0, "pid": 1, "code": 14, "by_launcher": False, "memory": ""}
+ABORT = {"event": "exit", "rank": 0, "pid": 1, "code": 14, "by_launcher": False, "reason": ""}
 KILLED = ABORT | {"rank": 3, "code": -9}
 ENDED_TOO = ABORT | {"rank": 1, "code": -15, "by_launcher": True}
 BEAT, LATE = {"event": "host_beat"}, {"event": "host_late"}

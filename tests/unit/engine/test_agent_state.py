@@ -200,7 +200,7 @@ def test_a_rank_is_ended_with_its_reason(here):
     assert here.say(End(why, pid=101), End(why, rank=0)) == [Kill(101), Kill(100)]
     assert here.say(End(why, pid=999)) == []
     [ended] = here.told(ProcessEnded(101, KILLED, "unused"))
-    assert ended.memory == f"ended by allranks, because {why}"
+    assert ended.reason == f"ended by allranks, because {why}"
     crash = -signal.SIGSEGV  # before it was killed
     assert here.told(ProcessEnded(100, crash)) == [Exit(0, 100, crash, False)]
 

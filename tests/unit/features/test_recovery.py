@@ -11,7 +11,15 @@ import pytest
 from allranks.cluster.failures import ProcessExit
 from allranks.features.heal import recovery, requests
 from allranks.features.heal.recovered import text_of, text_of_new
-from allranks.features.heal.recovery import Ask, Recovery, Say, Seat, StartAgain, Step, Up
+from allranks.features.heal.recovery import (
+    Ask,
+    RecoveryState,
+    Say,
+    Seat,
+    Stage,
+    StartAgain,
+    Up,
+)
 from allranks.records.limits import ATTACH_SECONDS, REPLACED_SECONDS
 
 HOSTS = {0: "h1", 1: "h1", 2: "h2", 3: "h2", 4: "h3", 5: "h3"}
@@ -32,12 +40,16 @@ class Played:
     """A recovery of ranks of which rank 3 has died, and what it has commanded."""
 
     def __init__(
-        self, until: Step, request: str = "", starts_again: bool = False, **options: Any
+        self, until: Stage, request: str = "", starts_again: bool = False, **options: Any
     ) -> None:
-        self.recovery = Recovery(HOSTS, **{"can_start_again": True} | options)
+        self.recovery = RecoveryState(HOSTS, **{"can_start_again": True} | options)
         self.asked, self.said, self.ups = Ask("", (), {}), "", 0
         self.recovery.ranks_died([killed(3)])
-        if starts_again or until in (Step.SAVING, Step.STARTING, Step.LOADING):
+        if starts_again or until in (
+            Stage.SAVING,
+            Stage.STARTING,
+            Stage.LOADING,
+        ):
             self.recovery.commands.clear()
             self.recovery.seated("no spare process is left")
         self.go_on(until, request)
@@ -57,7 +69,7 @@ class Played:
                 case Say(text):
                     self.said += f"{text}\n"
 
-    def go_on(self, until: Step = Step.UP, request: str = "") -> Recovery:
+    def go_on(self, until: Stage = Stage.UP, request: str = "") -> RecoveryState:
         """Lets the ranks do what is asked until a step, or until a request is made in it."""
         recovery = self.recovery
         self.obey()
@@ -65,9 +77,9 @@ class Played:
             until,
             self.asked.name,
         ):
-            if recovery.step is Step.SEATING:
+            if recovery.step is Stage.SEATING:
                 recovery.time_is_over()
-            elif recovery.step is Step.STARTING:
+            elif recovery.step is Stage.STARTING:
                 self.come(range(6))
             else:
                 self.answer()
@@ -93,36 +105,36 @@ class Played:
             self.recovery.rank_answered(rank, content)
 
 
-def dies(recovery: Recovery) -> None:
+def dies(recovery: RecoveryState) -> None:
     recovery.ranks_died([killed(1)])
 
 
-def loses_a_host(recovery: Recovery) -> None:
+def loses_a_host(recovery: RecoveryState) -> None:
     recovery.host_lost("h1", "is cut off")
     recovery.ranks_died(lost(0, 1))
 
 
-def ends(recovery: Recovery) -> None:
+def ends(recovery: RecoveryState) -> None:
     recovery.job_ended([ProcessExit(-1, code=1)])
 
 
-def time(recovery: Recovery) -> None:
+def time(recovery: RecoveryState) -> None:
     recovery.time_is_over()  # of what is said if it takes long
-    if recovery.step not in (Step.SEATING, Step.STARTING):
+    if recovery.step not in (Stage.SEATING, Stage.STARTING):
         recovery.time_is_over()
 
 
-def press(recovery: Recovery) -> None:
+def press(recovery: RecoveryState) -> None:
     recovery.interrupted()
 
 
-def press_twice(recovery: Recovery) -> None:
+def press_twice(recovery: RecoveryState) -> None:
     recovery.interrupted()
     recovery.interrupted()
 
 
 EVENTS = (dies, loses_a_host, ends, time, press, press_twice)
-S = Step
+S = Stage
 #: The step that follows when one of these events happens in a step.
 TABLE = {
     (S.HEALING, ""): (S.HEALING, S.SAVING, S.LOST, S.SAVING, S.HEALING, S.LOST),
@@ -141,24 +153,24 @@ ROWS = [
 
 @pytest.mark.parametrize(("step", "request_", "event", "then"), ROWS)
 def test_in_each_step_an_event_leads_to_a_step_from_which_the_recovery_ends(
-    step: Step, request_: str, event: Callable[[Recovery], None], then: Step
+    step: Stage, request_: str, event: Callable[[RecoveryState], None], then: Stage
 ) -> None:
     played = Played(step, request_)
     event(played.recovery)
     assert played.recovery.step is then
-    assert played.go_on().step in (Step.UP, Step.LOST)
-    assert (played.recovery.step is Step.LOST) == (then is Step.LOST)
+    assert played.go_on().step in (Stage.UP, Stage.LOST)
+    assert (played.recovery.step is Stage.LOST) == (then is Stage.LOST)
 
 
 def test_a_dead_rank_is_replaced_and_takes_back_what_was_kept():
-    done = Played(Step.UP).go_on()
+    done = Played(Stage.UP).go_on()
     assert text_of(done, 1.0) == (
         "rank 3 was replaced, with model kept 12 s ago; ranks 0–2, 4–5 kept theirs (1.0 s)"
     )
 
 
 def test_a_rank_that_dies_while_another_one_restores_is_replaced_too():
-    played = Played(Step.RESTORING, requests.RESTORE)
+    played = Played(Stage.RESTORING, requests.RESTORE)
     played.recovery.ranks_died([killed(1)])
     done = played.go_on()
     assert done.gone.keys() == {1, 3}
@@ -166,7 +178,7 @@ def test_a_rank_that_dies_while_another_one_restores_is_replaced_too():
 
 
 def test_a_new_rank_has_joined_if_one_of_the_others_has_though_it_dies_meanwhile():
-    played = Played(Step.HEALING)
+    played = Played(Stage.HEALING)
     played.recovery.rank_came(3, "h2")
     played.recovery.ranks_died([killed(3)])
     for rank in (0, 1, 2, 4):
@@ -178,42 +190,42 @@ def test_a_new_rank_has_joined_if_one_of_the_others_has_though_it_dies_meanwhile
 
 
 def test_ranks_that_live_have_saved_before_all_start_again():
-    played = Played(Step.LOADING)
+    played = Played(Stage.LOADING)
     assert played.asked.arguments == {"sets": {}, "saved": [0, 1, 2, 4, 5]}
     assert "rank 3 started again with model kept" in text_of(played.go_on(), 1.0)
 
 
 def test_what_was_saved_outlives_the_job_that_ends_while_others_save():
-    played = Played(Step.SAVING)
+    played = Played(Stage.SAVING)
     for rank in (0, 1):
         played.recovery.rank_answered(rank, SAVED)
     ends(played.recovery)
-    played.go_on(Step.LOADING)
+    played.go_on(Stage.LOADING)
     assert played.asked.arguments["saved"] == [0, 1]
     assert played.go_on().gone.keys() == {2, 3, 4, 5}
 
 
 def test_a_rank_whose_host_is_lost_before_its_answer_is_read_has_saved_nothing():
-    played = Played(Step.SAVING)
+    played = Played(Stage.SAVING)
     played.recovery.host_lost("h1", "is cut off")
     for rank in (0, 1, 2, 4, 5):
         played.recovery.rank_answered(rank, SAVED)
-    played.go_on(Step.LOADING)
+    played.go_on(Stage.LOADING)
     assert played.asked.arguments["saved"] == [2, 4, 5]
 
 
 def test_a_job_that_ends_just_after_the_loading_costs_no_variables():
-    played = Played(Step.RESTORING, requests.SETTLE, starts_again=True)
+    played = Played(Stage.RESTORING, requests.SETTLE, starts_again=True)
     played.recovery.rank_answered(0, SETTLED)  # which drops its file
     ends(played.recovery)
-    played.go_on(Step.LOADING)
+    played.go_on(Stage.LOADING)
     assert played.asked.arguments["saved"] == [1, 2, 4, 5]
 
 
 def test_a_rank_that_dies_just_after_it_has_loaded_leaves_its_file_to_the_next_process():
-    played = Played(Step.RESTORING, requests.SETTLE, starts_again=True)
+    played = Played(Stage.RESTORING, requests.SETTLE, starts_again=True)
     played.recovery.ranks_died([killed(1)])
-    played.go_on(Step.RESTORING, requests.SETTLE)
+    played.go_on(Stage.RESTORING, requests.SETTLE)
     played.answer()
     played.obey()
     assert played.asked == Ask(requests.RESTORE, (1, 3), {"version": 1, "saved": [1]})
@@ -222,7 +234,7 @@ def test_a_rank_that_dies_just_after_it_has_loaded_leaves_its_file_to_the_next_p
 def test_new_ranks_take_back_the_newest_version_that_is_whole_on_all_hosts():
     """A host's last rank to write finds the newest one; each host has files of its own."""
     newest = {0: 1, 1: 3, 2: 1, 3: 2, 4: 3, 5: 2}
-    played = Played(Step.RESTORING, requests.SETTLE)
+    played = Played(Stage.RESTORING, requests.SETTLE)
     for rank, version in newest.items():
         played.recovery.rank_answered(rank, SETTLED | {"version": version, "new": rank == 3})
     played.obey()
@@ -231,51 +243,51 @@ def test_new_ranks_take_back_the_newest_version_that_is_whole_on_all_hosts():
 
 @pytest.mark.parametrize(("goes_on", "commit"), [((3, 4, 4, 3, 4, 4), 4), ((3, 4, 4, 4, 4, 0), 0)])
 def test_a_training_continues_from_the_commit_that_the_last_rank_has_written(goes_on, commit):
-    played = Played(Step.RESTORING, requests.SETTLE)
+    played = Played(Stage.RESTORING, requests.SETTLE)
     for rank, found in enumerate(goes_on):
         played.recovery.rank_answered(rank, SETTLED | {"goes_on": found, "new": rank == 3})
     assert played.go_on().goes_on == commit
 
 
 def test_a_host_that_is_lost_twice_in_a_recovery_costs_its_own_ranks_alone():
-    played = Played(Step.LOADING)
+    played = Played(Stage.LOADING)
     loses_a_host(played.recovery)
-    played.go_on(Step.LOADING)
+    played.go_on(Stage.LOADING)
     assert played.asked.arguments["saved"] == [2, 4, 5]
     played.recovery.host_lost("h3", "is cut off")
     assert played.go_on().gone.keys() == {0, 1, 3, 4, 5}
 
 
 def test_a_rank_that_dies_again_and_again_ends_the_tries():
-    played = Played(Step.HEALING, can_start_again=False)
+    played = Played(Stage.HEALING, can_start_again=False)
     for _ in range(9):
-        played.go_on(Step.HEALING)
+        played.go_on(Stage.HEALING)
         if played.recovery.is_over:
             break
         for rank in (0, 1, 2, 4, 5):
             played.recovery.rank_answered(rank, {})
         played.recovery.ranks_died([killed(3)])
-    assert played.recovery.step is Step.LOST
+    assert played.recovery.step is Stage.LOST
     assert played.recovery.problem == "it was tried 5 times"
 
 
 def test_a_rank_that_what_was_kept_ends_twice_does_not_restore_it_a_third_time():
-    played = Played(Step.RESTORING, requests.RESTORE)
+    played = Played(Stage.RESTORING, requests.RESTORE)
     for _ in range(2):
         played.recovery.ranks_died([killed(3)])
-        played.go_on(Step.RESTORING, requests.SETTLE)
+        played.go_on(Stage.RESTORING, requests.SETTLE)
         played.answer()
-    assert played.recovery.step is Step.UP
+    assert played.recovery.step is Stage.UP
 
 
 def test_a_rank_that_has_restored_what_was_kept_does_not_do_it_again_after_another_death():
-    played = Played(Step.HEALING)
+    played = Played(Stage.HEALING)
     played.recovery.ranks_died([killed(1)])
-    played.go_on(Step.RESTORING, requests.RESTORE)
+    played.go_on(Stage.RESTORING, requests.RESTORE)
     assert played.asked.ranks == (1, 3)
     played.recovery.rank_answered(3, RESTORED)
     played.recovery.ranks_died([killed(1)])
-    played.go_on(Step.RESTORING, requests.SETTLE)
+    played.go_on(Stage.RESTORING, requests.SETTLE)
     for rank in range(6):
         played.recovery.rank_answered(
             rank, SETTLED | {"new": rank == 1, "goes_on": 7 * (rank != 3)}
@@ -288,7 +300,7 @@ def test_a_rank_that_has_restored_what_was_kept_does_not_do_it_again_after_anoth
 
 
 def test_what_takes_long_is_said_with_the_ranks_that_are_waited_for():
-    played = Played(Step.RESTORING, requests.SETTLE)
+    played = Played(Stage.RESTORING, requests.SETTLE)
     for rank in (0, 1, 2, 3):
         played.recovery.rank_answered(rank, SETTLED)
     played.recovery.time_is_over()
@@ -299,14 +311,14 @@ def test_what_takes_long_is_said_with_the_ranks_that_are_waited_for():
 
 
 def test_an_interrupt_is_answered_with_what_the_next_one_costs():
-    played = Played(Step.HEALING)
+    played = Played(Stage.HEALING)
     played.recovery.interrupted()
     played.obey()
     assert played.said.endswith(
         "rank 3: being replaced; wait for that: interrupting once more kills all ranks, with "
         "their variables\n"
     )
-    played.go_on(Step.RESTORING, requests.RESTORE)
+    played.go_on(Stage.RESTORING, requests.RESTORE)
     played.recovery.time_is_over()
     played.obey()
     assert played.said.endswith(
@@ -315,9 +327,9 @@ def test_an_interrupt_is_answered_with_what_the_next_one_costs():
 
 
 def test_two_interrupts_while_new_ranks_read_what_was_kept_cost_only_that():
-    played = Played(Step.RESTORING, requests.RESTORE)
+    played = Played(Stage.RESTORING, requests.RESTORE)
     press_twice(played.recovery)
-    assert played.recovery.step is Step.UP
+    assert played.recovery.step is Stage.UP
     assert text_of(played.recovery, 1.0) == (
         "rank 3 was replaced and has no variables: you have interrupted it twice; "
         "ranks 0–2, 4–5 kept theirs (1.0 s)"
@@ -326,8 +338,8 @@ def test_two_interrupts_while_new_ranks_read_what_was_kept_cost_only_that():
 
 def test_a_copy_that_cannot_be_read_is_not_called_missing():
     problem = "what rank 3 kept cannot be read: ValueError: no"
-    replaced = Played(Step.RESTORING, "restore")
-    started = Played(Step.RESTORING, "restore", starts_again=True)
+    replaced = Played(Stage.RESTORING, "restore")
+    started = Played(Stage.RESTORING, "restore", starts_again=True)
     for played in (replaced, started):
         played.recovery.rank_answered(3, {}, problem)
     assert text_of_new(replaced.recovery, [3]) == (
@@ -336,8 +348,8 @@ def test_a_copy_that_cannot_be_read_is_not_called_missing():
     assert f"rank 3 started again without variables: {problem}. " in text_of(started.recovery, 1.0)
 
 
-def new_ranks() -> Recovery:
-    recovery = Recovery(HOSTS, can_start_again=True, replaces=False)
+def new_ranks() -> RecoveryState:
+    recovery = RecoveryState(HOSTS, can_start_again=True, replaces=False)
     recovery.ranks_are_new([3])
     return recovery
 
@@ -346,7 +358,7 @@ def test_ranks_that_only_restore_are_left_as_they_are_at_the_next_death():
     for event in (dies, loses_a_host, press):
         recovery = new_ranks()
         event(recovery)
-        assert recovery.step is Step.UP
+        assert recovery.step is Stage.UP
         assert [each.name for each in recovery.commands if isinstance(each, Ask)] == ["settle"]
 
 
@@ -356,7 +368,7 @@ def test_ranks_that_only_restore_say_so_and_an_interrupt_goes_on_without():
     said = [each.text for each in recovery.commands if isinstance(each, Say)]
     assert said == ["ranks 0–5: still reading what was kept; interrupt to go on without it"]
     recovery.interrupted()
-    assert recovery.step is Step.UP
+    assert recovery.step is Stage.UP
     assert text_of_new(recovery, [3]).endswith("has no variables: you have interrupted it")
 
 
@@ -370,7 +382,7 @@ class World:
 
     def __init__(self, seed: int) -> None:
         self.chance = random.Random(seed)
-        self.recovery = Recovery(HOSTS, can_start_again=True)
+        self.recovery = RecoveryState(HOSTS, can_start_again=True)
         self.host_of = dict(HOSTS)
         self.hosts = set(HOSTS.values())
         self.alive = set(HOSTS)
@@ -385,7 +397,7 @@ class World:
         self.faults = list[str]()
         self.kills = list[int]()
 
-    def run(self) -> Recovery:
+    def run(self) -> RecoveryState:
         chance, recovery, left = self.chance, self.recovery, self.chance.randrange(1, 6)
         self.fault("kill" if chance.random() < 0.7 else "host")
         for _ in range(5000):
@@ -490,7 +502,7 @@ class World:
     def come(self, rank: int) -> None:
         if rank in self.alive:
             self.recovery.rank_came(rank, self.host_of[rank])
-            self.is_starting = self.is_starting and self.recovery.step is Step.STARTING
+            self.is_starting = self.is_starting and self.recovery.step is Stage.STARTING
 
     def start_again(self) -> None:
         self.to_do.clear()
@@ -542,7 +554,7 @@ def test_variables_are_lost_only_where_no_process_and_no_file_has_them(seed: int
     world = World(seed)
     done = world.run()
     twice = {rank for rank in world.kills if world.kills.count(rank) > 1}
-    if done.step is Step.LOST:
+    if done.step is Stage.LOST:
         failed = [each for each in world.faults if "PLACING" not in each]
         may = done.presses > 1 or not world.hosts or not world.alive or len(failed) > 2
         assert may or any(each.startswith("job") for each in world.faults), world.faults
@@ -554,17 +566,17 @@ def test_variables_are_lost_only_where_no_process_and_no_file_has_them(seed: int
 
 
 def test_ranks_that_cannot_start_again_are_lost_with_a_host_that_is_lost_meanwhile():
-    played = Played(Step.HEALING, can_start_again=False)
+    played = Played(Stage.HEALING, can_start_again=False)
     played.recovery.job_ended(lost(4))
-    assert played.recovery.step is Step.LOST
+    assert played.recovery.step is Stage.LOST
 
 
 def test_a_rank_that_could_not_load_its_variables_is_not_asked_for_them_again():
-    played = Played(Step.LOADING)
+    played = Played(Stage.LOADING)
     for rank in range(6):
         problem = "ModuleNotFoundError: mine" if rank == 1 else ""
         played.recovery.rank_answered(rank, {"problem": problem})
-    played.go_on(Step.RESTORING, requests.RESTORE)
+    played.go_on(Stage.RESTORING, requests.RESTORE)
     assert 1 not in played.asked.arguments["saved"]
     assert played.recovery.not_saved[1] == "ModuleNotFoundError: mine"
 

@@ -17,7 +17,7 @@ from allranks.cluster.state import ClusterState, HostLost
 from allranks.errors import ClusterLost
 from allranks.features.heal import recovery_driver, requests
 from allranks.features.heal.recovered import text_of
-from allranks.features.heal.recovery import Recovery
+from allranks.features.heal.recovery import RecoveryState
 from allranks.features.heal.recovery_driver import RecoveryDriver, start_again
 from allranks.records.wire import Answer, Hello
 
@@ -147,14 +147,14 @@ def _clocks(monkeypatch):
     monkeypatch.setattr(recovery_driver, "Countdown", Looks)
 
 
-def recover(ranks: Ranks) -> Recovery:
+def recover(ranks: Ranks) -> RecoveryState:
     hosts = {rank: host for host, there in HOSTS.items() for rank in there}
-    done = Recovery(hosts, can_start_again=ranks.can_relocate)
+    done = RecoveryState(hosts, can_start_again=ranks.can_relocate)
     RecoveryDriver(ranks, done, lambda text: None).run()  # type: ignore[arg-type]
     return done
 
 
-def lose_a_host(first: str = "h3", **events: list[Event | None]) -> tuple[Ranks, Recovery]:
+def lose_a_host(first: str = "h3", **events: list[Event | None]) -> tuple[Ranks, RecoveryState]:
     ranks = Ranks(events)
     loses(first)(ranks)
     return ranks, recover(ranks)
@@ -245,7 +245,7 @@ def test_a_rank_without_its_variables_does_not_count_as_one_that_has_them():
     assert ranks.loaded == [[0, 2, 3]]
 
 
-def replace(ranks: Ranks) -> Recovery:
+def replace(ranks: Ranks) -> RecoveryState:
     dies(3)(ranks)
     return recover(ranks)
 
@@ -329,7 +329,7 @@ def test_a_new_rank_that_a_death_kept_from_its_variables_has_them_with_the_next_
 def test_ranks_that_restore_do_not_wait_for_one_that_had_died_before():
     ranks = Ranks({})
     dies(1)(ranks)
-    done = Recovery(dict.fromkeys(range(6), "h1"), replaces=False)
+    done = RecoveryState(dict.fromkeys(range(6), "h1"), replaces=False)
     driver = RecoveryDriver(ranks, done, lambda text: None)  # type: ignore[arg-type]
     driver.run(lambda: done.ranks_are_new([3]))
     assert ranks.asked == [(requests.SETTLE, {0, 2, 3, 4, 5}), (requests.RESTORE, {3})]
@@ -351,7 +351,7 @@ def test_another_notebook_goes_on_with_what_was_noted_before_the_ranks_were_star
         recover(ranks)
     ranks.got = {}
     loses("h2")(ranks)  # while no notebook has them
-    done = Recovery.continued(ranks.record, ranks.places)
+    done = RecoveryState.continued(ranks.record, ranks.places)
     RecoveryDriver(ranks, done, lambda text: None).run(done.restarted)  # type: ignore[arg-type]
     assert ranks.is_up
     assert ranks.loaded[-1] == [0, 1]
