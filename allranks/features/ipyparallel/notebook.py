@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import signal
+import sys
 from collections.abc import Callable, Collection
 from concurrent.futures import Future
 from contextlib import ExitStack, suppress
@@ -27,6 +28,7 @@ from allranks.features.ipyparallel.blocking_calls import end_by_interrupt
 from allranks.features.ipyparallel.clients import RankClients
 from allranks.features.ipyparallel.connection_files import (
     CLIENT_FILE,
+    NOTEBOOK,
     a_cluster_may_start,
     connection_files,
     may_answer,
@@ -72,12 +74,16 @@ class ClientPatch:
 
         @wraps(plain)
         def init(client: Any, connection_info: Any = None, **options: Any) -> None:
-            named = any(map(options.get, _NAMES_FILE))
+            named, whose = any(map(options.get, _NAMES_FILE)), ""
             # ``Cluster.from_file()`` has read the file although its user has named none.
             if not named and (connection_info is None or options.get("cluster") is not None):
                 waits = connection_info is None and options.get("timeout") is None
-                connection_info = self._own(options, waits) or connection_info
+                own = self._own(options, waits)
+                whose = _whose(connection_info, own)
+                connection_info = own or connection_info
             plain(client, connection_info, **options)
+            if whose:
+                print(whose, file=sys.stderr)
             NotebookClients.holds_cells = _REQUEST
             client_requests.follow(client)
 
@@ -120,6 +126,8 @@ class ClientPatch:
             return None
         if running is not None:
             return running.connection_information()
+        if options.get("cluster") is not None:
+            return None  # the one whose file was read
         if not files:
             if not waits or a_cluster_may_start():
                 return None
@@ -128,13 +136,27 @@ class ClientPatch:
                 "neither. Type: %distributed start   To wait until a cluster has started "
                 "elsewhere, give a time: ipp.Client(timeout=60)"
             )
-        lines = [f"  ipp.Client({str(path)!r})  {size}" for path, size in files.items()]
-        by_cluster = options.get("cluster") is not None
-        typed = "connect_client_sync()" if by_cluster else "ipp.Client()"
+        lines = [f"  ipp.Client({str(path)!r})  {what}" for path, what in files.items()]
         raise UsageError(
-            f"{typed} expected ranks of this notebook, found none. Type: %distributed start\n"
+            "ipp.Client() expected ranks of this notebook, found none. Type: %distributed start\n"
             "Other notebooks of yours have ranks. To use those, type one of:\n" + "\n".join(lines)
         )
+
+
+def _whose(read: Any, own: dict[str, Any] | None) -> str:
+    """Returns whose ranks a client gets if the file that was ``read`` is another notebook's; else
+    "".
+    """
+    if not isinstance(read, dict) or NOTEBOOK not in read:
+        return ""
+    if own is None:
+        return (
+            f"The client has the ranks of {read[NOTEBOOK]}. For ranks of this notebook, type: "
+            "%distributed start   and make the client again"
+        )
+    if own.get("key") == read.get("key"):
+        return ""
+    return f"The client has the ranks of this notebook, not those of {read[NOTEBOOK]}"
 
 
 def _ranks_of(client: Any) -> Cluster | None:
