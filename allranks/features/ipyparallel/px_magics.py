@@ -18,13 +18,15 @@ from allranks.features.ipyparallel.px_results import PxResult, PxValues, raising
 from allranks.magics import extension
 from allranks.magics.distributed import DistributedMagics
 from allranks.magics.options import CellOptions, HelpShown, Parser, chosen_ranks, split
-from allranks.magics.session import show_as_line
+from allranks.magics.session import Session, show_as_line
 from allranks.magics.shell import is_awaited, nothing_to_run
 from allranks.records.ranks import label
 
 _PX_COMMANDS = ("%autopx", "%px", "%dist_", "%sync", "%unload_ext")
-
-
+_NOW_ON_RANKS = (
+    "%%px, %px and %autopx now run on the ranks; before, on engines of ipyparallel. For these again"
+    " type: %unload_ext allranks.px"
+)
 _PRESSED = "the cell in the background was interrupted, this one was not sent."
 #: Then a cell says for what it waits.
 _QUIET_SECONDS = 5.0
@@ -44,6 +46,8 @@ class PxMagics(Magics):
         self._defaults = ""
         self._view = px_names.variables(distributed.session)["view"]
         self._last: PxResult | None = None
+        #: What other magics had these names before, by "line" and "cell" and by name.
+        self.replaced: dict[str, dict[str, Any]] = {}
 
     @property
     def view(self) -> Any:
@@ -308,10 +312,35 @@ def load(shell: InteractiveShell) -> None:
     assert magics is not None
     # Registering them again would give the toggle its commands twice.
     if PxMagics.__name__ not in shell.magics_manager.registry:
-        shell.register_magics(PxMagics(shell, magics))
+        added = PxMagics(shell, magics)
+        added.replaced = _replaced(shell, added)
+        client = _client_of(added.replaced)
+        if client is not None and not _is_of_ranks(client, magics.session):
+            print(_NOW_ON_RANKS)
+        shell.register_magics(added)
         magics.toggle.commands += _PX_COMMANDS
         for name, value in px_names.variables(magics.session).items():
             shell.user_ns.setdefault(name, value)
+
+
+def _replaced(shell: InteractiveShell, added: PxMagics) -> dict[str, dict[str, Any]]:
+    before = shell.magics_manager.magics
+    return {
+        kind: {name: before[kind][name] for name in added.magics[kind] if name in before[kind]}
+        for kind in ("line", "cell")
+    }
+
+
+def _client_of(replaced: dict[str, dict[str, Any]]) -> Any:
+    """Returns the client on whose engines ``%%px`` of ipyparallel runs; None if it cannot."""
+    view = getattr(getattr(replaced["cell"].get("px"), "__self__", None), "view", None)
+    client = getattr(view, "client", None)
+    return None if getattr(client, "_closed", True) else client
+
+
+def _is_of_ranks(client: Any, session: Session) -> bool:
+    ours = {} if session.running is None else session.hooks.command("connection_information")
+    return bool(ours) and client._config.get("key") == ours.get("key")
 
 
 def unload(shell: InteractiveShell) -> None:
@@ -319,7 +348,12 @@ def unload(shell: InteractiveShell) -> None:
     if magics is not None and PxMagics.__name__ in shell.magics_manager.registry:
         for command in _PX_COMMANDS:
             magics.toggle.commands.remove(command)
+        added: Any = shell.magics_manager.registry[PxMagics.__name__]
         extension.take_away(shell, PxMagics)
+        if _client_of(added.replaced) is not None:
+            for kind, replaced in added.replaced.items():
+                for name, magic in replaced.items():
+                    shell.magics_manager.magics[kind].setdefault(name, magic)
         for name in px_names.variables(magics.session):
             if isinstance(shell.user_ns.get(name), px_names.ClientProxy | px_names.PxCluster):
                 del shell.user_ns[name]
