@@ -5,9 +5,9 @@ from __future__ import annotations
 import inspect
 import signal
 import sys
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import Future
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from functools import wraps
 from pathlib import Path
 from types import ModuleType
@@ -43,7 +43,7 @@ from allranks.features.ipyparallel.px_results import PxResult, in_background
 from allranks.post_import import PostImportHook
 from allranks.records import requests
 from allranks.records.ranks import label
-from allranks.records.wire import Answer
+from allranks.records.wire import Answer, Output, Record
 
 #: Arguments of ipyparallel's ``Client`` that name the file of one cluster.
 _NAMES_FILE = ("url_file", "url_or_file", "cluster_id")
@@ -361,17 +361,34 @@ class _HeldCell:
 class NotebookClients(NotebookFeature):
     """Patches ``Client`` as long as the extension is loaded, and names its magics in hints."""
 
-    commands = frozenset({"client", "connection_information"})
+    commands = frozenset({"client", "connection_information", "keep_output"})
+    arriving: tuple[type[Record], ...] = ()
     _undo = ExitStack()
+    _keep_output: Callable[[Record], object]
 
     def started(self, cluster: ClusterContext) -> None:
         self._clients = RankClients(cluster)
 
     def command(self, name: str, *arguments: Any) -> Any:
-        if name != "client":
+        if name == "connection_information":
             return self._clients.information
+        if name == "keep_output":
+            return self._keep(*arguments)
         self.holds_cells = _REQUEST
         return self._clients.client()
+
+    @contextmanager
+    def _keep(self, keep: Callable[[Record], object]) -> Iterator[None]:
+        """Within, what the ranks print is also kept."""
+        self._keep_output, self.arriving = keep, (Output,)
+        try:
+            yield
+        finally:
+            self.arriving = ()
+
+    def message_arriving(self, record: Record, payloads: list[bytes]) -> Record:
+        self._keep_output(record)
+        return record
 
     def cell_started(self) -> None:
         if (cell := self.cell) is not None and cell.shown:
