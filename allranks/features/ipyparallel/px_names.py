@@ -7,11 +7,10 @@ the completion of a name do not.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from typing import Any
 
-from allranks.magics.session import Session
+from allranks.magics.session import Session, described, is_looked_at
 from allranks.records.ranks import label
 
 _LOG_NBYTES = 10_000
@@ -27,6 +26,8 @@ class ClientProxy:
         object.__setattr__(self, "_is_view", is_view)
 
     def _make(self) -> Any:
+        if is_looked_at():
+            raise TypeError("a look starts no ranks")
         client = self._session.cluster().client()
         return client[:] if self._is_view else client
 
@@ -36,9 +37,11 @@ class ClientProxy:
         return ipyparallel.DirectView if self._is_view else ipyparallel.Client
 
     def __getattr__(self, name: str) -> Any:
-        # IPython asks every object for _repr_html_, getdoc and the like: that starts nothing.
+        # IPython asks every object for _repr_html_ and the like: that starts nothing.
         if name.startswith("_"):
             raise AttributeError(name)
+        if is_looked_at():
+            return described(self._kind(), name, self)
         if self._session.running is None and not hasattr(self._kind(), name):
             raise AttributeError(f"ipyparallel's {self._kind().__name__} has no {name!r}")
         return getattr(self._make(), name)
@@ -56,10 +59,6 @@ class ClientProxy:
         return True  # as of a client, whose number of engines is not asked for
 
     def __len__(self) -> int:
-        # A look by ``rc?`` asks for it, too.
-        caller = sys._getframe(1).f_globals.get("__name__")
-        if self._session.running is None and caller == "IPython.core.oinspect":
-            raise TypeError("there are no ranks")
         return len(self._make())
 
     def __iter__(self) -> Iterator[Any]:

@@ -3,6 +3,7 @@
 from types import SimpleNamespace
 
 import pytest
+from IPython.core.completer import provisionalcompleter
 from IPython.core.interactiveshell import InteractiveShell
 
 from allranks.features.ipyparallel.px_names import variables
@@ -43,6 +44,12 @@ def test_a_look_at_one_starts_no_ranks(session, name, what, method):
     line = f"<ipyparallel {what}: no ranks; the next %%px, or the first use, starts them>"
     assert shown == {"text/plain": line}
     assert shell.inspector.info(one)["string_form"] == line
+    shell.user_ns[name] = one
+    with provisionalcompleter():
+        for text in (f"{name}.{method}.", f"{name}."):
+            found = [one.text for one in shell.Completer.completions(text, len(text))]
+    assert method in found
+    assert "Docstring" in shell.object_inspect_text(f"{name}.{method}")
     assert one
     assert method in dir(one)
     for other in ("getdoc", "shape"):
