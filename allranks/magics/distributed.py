@@ -105,12 +105,20 @@ def _export(words: list[str], past: CellHistory) -> None:
 
 
 @dataclass
-class _SentCell:
+class SentCell:
+    """A cell that the ranks run for a magic.
+
+    Attributes:
+        run: another one once the cell was sent again.
+        values: those of ``-o`` once the cell has ended well.
+    """
+
     options: CellOptions
     text: str
     cluster: Cluster
     run: CellRun
     ended: bool = False
+    values: list[Any] | None = None
     #: Those from which its training has continued.
     commits: list[int] = field(default_factory=list)
 
@@ -195,18 +203,25 @@ class DistributedMagics(Magics):
         self, options: CellOptions, text: str, local: str = ""
     ) -> Coroutine[Any, Any, Any] | None:
         """Runs a text on the ranks; with ``--local`` the notebook runs ``local`` after them."""
-        sent = _SentCell(options, text, *self._submit(options, text))
+        return self.finish(self.submit(options, text), local)
+
+    def submit(self, options: CellOptions, text: str) -> SentCell:
+        """Sends a text to the ranks, for `finish`."""
+        return SentCell(options, text, *self._submit(options, text))
+
+    def finish(self, sent: SentCell, local: str = "") -> Coroutine[Any, Any, Any] | None:
+        """Waits for the end of a cell, or returns what waits; see `send`."""
         if is_awaited():
             return self._awaited(sent, local)
         while not sent.ended:
             with self._attempt(sent):
                 sent.cluster.cells.wait(sent.run)
-        if options.local:
+        if sent.options.local:
             # The history has the magic's cell already.
             self._check_here(self.shell.run_cell(local, store_history=False))
         return None
 
-    async def _awaited(self, sent: _SentCell, local: str) -> ShownValue | None:
+    async def _awaited(self, sent: SentCell, local: str) -> ShownValue | None:
         while not sent.ended:
             with self._attempt(sent):
                 await sent.cluster.cells.wait_awaited(sent.run)
@@ -218,7 +233,7 @@ class DistributedMagics(Magics):
         return view.value if isinstance(view, NotebookView) else None
 
     @contextmanager
-    def _attempt(self, sent: _SentCell) -> Iterator[None]:
+    def _attempt(self, sent: SentCell) -> Iterator[None]:
         """Within, the ranks run a cell; it is sent again if its training continues from a commit.
 
         Raises RankDied if it does not, was interrupted, or has continued too often from the same
@@ -239,7 +254,7 @@ class DistributedMagics(Magics):
             sent.ended = True
             if sent.options.out is not None:
                 with short_interrupts(self.session, _UNREAD):
-                    self.shell.user_ns[sent.options.out] = sent.run.values()
+                    sent.values = self.shell.user_ns[sent.options.out] = sent.run.values()
             return
         commit = sent.cluster.roster.goes_on
         if not commit or sent.run.presses or sent.commits.count(commit) == _MOST_TIMES:

@@ -52,8 +52,10 @@ def take_away(shell: InteractiveShell, kind: type[Magics]) -> None:
     # IPython itself cannot unregister magics.
     added = shell.magics_manager.registry.pop(kind.__name__)
     for where, magics in added.magics.items():
-        for name in magics:
-            shell.magics_manager.magics[where].pop(name, None)
+        registered = shell.magics_manager.magics[where]
+        for name, magic in magics.items():
+            if registered.get(name) == magic:  # else another extension has replaced it since
+                del registered[name]
 
 
 def loaded(shell: InteractiveShell) -> DistributedMagics | None:

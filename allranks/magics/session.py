@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import lru_cache, partial
+from types import FrameType, FunctionType, MethodType
 from typing import Any
 
 from allranks.cluster import devices
@@ -248,6 +251,35 @@ _NONE = "No ranks are running; the next cell starts them."
 RANKS = "ranks"
 
 
+#: IPython's function that finds the object of ``ranks.run?``.
+_FINDS = "IPython.core.interactiveshell", "_ofind"
+_DESCRIBE = ("IPython.core.oinspect", "IPython.core.completer")
+
+
+def is_looked_at() -> bool:
+    """Whether this is called for a completion, or a description as that of ``ranks.run?``.
+
+    These read attributes of an object, and do not show what a start of ranks prints.
+    """
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        module = str(frame.f_globals.get("__name__", ""))
+        if module in _DESCRIBE or module.startswith("jedi."):
+            return True
+        if (module, frame.f_code.co_name) == _FINDS:
+            return True
+        frame = frame.f_back
+    return False
+
+
+def described(kind: type, name: str, stands_in: object) -> Any:
+    """Returns an attribute of a class for a look at an object that stands in for one of its
+    objects; raises AttributeError if there is none.
+    """
+    found = inspect.getattr_static(kind, name)
+    return MethodType(found, stands_in) if isinstance(found, FunctionType) else found
+
+
 #: What a cluster has since it was made, not its class.
 _PARTS = ("cells", "roster", "size")
 _SET_IT = "Set the variable in a cell that begins with %%distributed, which starts ranks."
@@ -296,7 +328,11 @@ class RanksProxy:
         if name.startswith("_"):
             raise AttributeError(name)
         if name in _PARTS or hasattr(Cluster, name) or hasattr(self._session.running, name):
-            return getattr(self._session.cluster(), name)
+            if not is_looked_at():
+                return getattr(self._session.cluster(), name)
+            if (running := self._session.running) is not None:
+                return getattr(running, name)
+            return described(Cluster, name, self)
         raise AttributeError(
             f"ranks has no {name!r}. For a variable of the ranks type: ranks[{name!r}]   "
             "(ranks? lists what there is)"

@@ -68,7 +68,11 @@ def test_a_client_is_one_of_this_notebooks_ranks_and_of_no_others(notebook, ipyt
     assert cell.error_name == "UsageError"
     assert "expected ranks of this notebook, found none. Type: %distributed start" in cell.text
     file = ipython / "profile_default" / "security" / "ipcontroller-client.json"
-    assert f"ipp.Client('{file}')  4 ranks" in cell.text
+    assert f"ipp.Client('{file}')  4 ranks of " in cell.text
+    theirs = other.run("(found := ipp.Cluster.from_file().connect_client_sync()).ids")
+    assert "[0, 1, 2, 3]" in theirs.text
+    assert "The client has the ranks of " in theirs.text
+    other.run("found.close()")
     other.on_ranks("kept = rank + 7", "-n 2")
     assert other.value("(found := ipp.Client()).ids") == "[0, 1]"
     assert other.value("found[:].pull('kept', block=True)") == "[7, 8]"

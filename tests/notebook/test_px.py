@@ -79,7 +79,11 @@ def test_a_magic_of_ipythons_may_stand_below_ours(px, magic, below):
 
 def test_cells_run_in_the_notebook_as_well(px):
     px.run("%%px --local -o values --block\ntwice = 2\nimport os\ntwice * 21").ok()
-    assert px.value("values, values.get(), twice") == "([42, 42, 42], [42, 42, 42], 2)"
+    assert px.value("list(values), values.get_dict(), twice") == (
+        "([42, 42, 42], {0: 42, 1: 42, 2: 42}, 2)"
+    )
+    px.run("%%px -o ar\nprint('said', rank)\nrank + 1").ok()
+    assert px.value("ar.stdout[1], ar[1], ar.successful()") == "('said 1\\n', 2, True)"
     cell = px.run("%%distributed --local\nhere = 'rank' in globals()\nprint('said')")
     assert cell.text == "ranks 0–2 │ said\nsaid\n"
     assert px.value("here") == "False"

@@ -17,7 +17,11 @@ from allranks.cluster.features import ClusterContext
 from allranks.cluster.function_sources import add_sources
 from allranks.errors import UsageError
 from allranks.features.ipyparallel import client_requests
-from allranks.features.ipyparallel.connection_files import ConnectionFiles
+from allranks.features.ipyparallel.connection_files import (
+    NOTEBOOK,
+    ConnectionFiles,
+    own_notebook,
+)
 from allranks.records.agent import (
     Again,
     AgentExit,
@@ -58,7 +62,8 @@ class RankClients:
                 # A home may be read-only; client() needs no files.
                 with self._files_lock, suppress(OSError):
                     if not self._is_over:
-                        self._files.write(client, engine, pid)
+                        named = client | {NOTEBOOK: own_notebook()}
+                        self._files.write(named, engine, pid)
             case ControllerExit(code):
                 self._controller_end = ending(code)
                 why = self._without_controller()

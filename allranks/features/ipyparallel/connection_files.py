@@ -62,10 +62,18 @@ class ConnectionFiles:
 
 #: The file that clients read if their user names no other one.
 CLIENT_FILE = "ipcontroller-client.json"
+#: In a file for clients: whose ranks they reach. ipyparallel ignores it, and would not keep it in
+#: the file of a cluster, which it writes anew.
+NOTEBOOK = "notebook"
+
+
+def own_notebook() -> str:
+    """Returns the path of this notebook, which Jupyter Server sets; else a text with the folder."""
+    return os.environ.get("JPY_SESSION_NAME") or f"a program in {os.getcwd()}"
 
 
 def connection_files(profile: Path | None) -> dict[Path, str]:
-    """Returns the files for clients of the clusters of this user's notebooks, and their sizes.
+    """Returns the files for clients of the clusters of this user's notebooks, and what these are.
 
     A shared home also has those of other hosts, whose notebooks may have ended.
     """
@@ -83,8 +91,15 @@ def connection_files(profile: Path | None) -> dict[Path, str]:
         if name.startswith(_SET_NAME):
             where = "" if name == _set_name() else f" on {name.removeprefix(_SET_NAME)}"
             client = _paths(folder, path.stem.removeprefix("cluster-"))[0]
-            found[client] = f"{size} ranks{where}"
+            found[client] = f"{size} ranks{where}{_of_notebook(client)}"
     return found
+
+
+def _of_notebook(client: Path) -> str:
+    try:
+        return f" of {json.loads(client.read_text())[NOTEBOOK]}"
+    except (OSError, ValueError, LookupError, TypeError):
+        return ""  # of an older version, or removed just now
 
 
 def may_answer(path: Path) -> bool:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import inspect
 import signal
-from collections.abc import Callable, Collection
+import sys
+from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import Future
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from functools import wraps
 from pathlib import Path
 from types import ModuleType
@@ -27,6 +28,7 @@ from allranks.features.ipyparallel.blocking_calls import end_by_interrupt
 from allranks.features.ipyparallel.clients import RankClients
 from allranks.features.ipyparallel.connection_files import (
     CLIENT_FILE,
+    NOTEBOOK,
     a_cluster_may_start,
     connection_files,
     may_answer,
@@ -41,7 +43,7 @@ from allranks.features.ipyparallel.px_results import PxResult, in_background
 from allranks.post_import import PostImportHook
 from allranks.records import requests
 from allranks.records.ranks import label
-from allranks.records.wire import Answer
+from allranks.records.wire import Answer, Output, Record
 
 #: Arguments of ipyparallel's ``Client`` that name the file of one cluster.
 _NAMES_FILE = ("url_file", "url_or_file", "cluster_id")
@@ -72,12 +74,16 @@ class ClientPatch:
 
         @wraps(plain)
         def init(client: Any, connection_info: Any = None, **options: Any) -> None:
-            named = any(map(options.get, _NAMES_FILE))
+            named, whose = any(map(options.get, _NAMES_FILE)), ""
             # ``Cluster.from_file()`` has read the file although its user has named none.
             if not named and (connection_info is None or options.get("cluster") is not None):
                 waits = connection_info is None and options.get("timeout") is None
-                connection_info = self._own(options, waits) or connection_info
+                own = self._own(options, waits)
+                whose = _whose(connection_info, own)
+                connection_info = own or connection_info
             plain(client, connection_info, **options)
+            if whose:
+                print(whose, file=sys.stderr)
             NotebookClients.holds_cells = _REQUEST
             client_requests.follow(client)
 
@@ -120,6 +126,8 @@ class ClientPatch:
             return None
         if running is not None:
             return running.connection_information()
+        if options.get("cluster") is not None:
+            return None  # the one whose file was read
         if not files:
             if not waits or a_cluster_may_start():
                 return None
@@ -128,13 +136,27 @@ class ClientPatch:
                 "neither. Type: %distributed start   To wait until a cluster has started "
                 "elsewhere, give a time: ipp.Client(timeout=60)"
             )
-        lines = [f"  ipp.Client({str(path)!r})  {size}" for path, size in files.items()]
-        by_cluster = options.get("cluster") is not None
-        typed = "connect_client_sync()" if by_cluster else "ipp.Client()"
+        lines = [f"  ipp.Client({str(path)!r})  {what}" for path, what in files.items()]
         raise UsageError(
-            f"{typed} expected ranks of this notebook, found none. Type: %distributed start\n"
+            "ipp.Client() expected ranks of this notebook, found none. Type: %distributed start\n"
             "Other notebooks of yours have ranks. To use those, type one of:\n" + "\n".join(lines)
         )
+
+
+def _whose(read: Any, own: dict[str, Any] | None) -> str:
+    """Returns whose ranks a client gets if the file that was ``read`` is another notebook's; else
+    "".
+    """
+    if not isinstance(read, dict) or NOTEBOOK not in read:
+        return ""
+    if own is None:
+        return (
+            f"The client has the ranks of {read[NOTEBOOK]}. For ranks of this notebook, type: "
+            "%distributed start   and make the client again"
+        )
+    if own.get("key") == read.get("key"):
+        return ""
+    return f"The client has the ranks of this notebook, not those of {read[NOTEBOOK]}"
 
 
 def _ranks_of(client: Any) -> Cluster | None:
@@ -339,17 +361,34 @@ class _HeldCell:
 class NotebookClients(NotebookFeature):
     """Patches ``Client`` as long as the extension is loaded, and names its magics in hints."""
 
-    commands = frozenset({"client", "connection_information"})
+    commands = frozenset({"client", "connection_information", "keep_output"})
+    arriving: tuple[type[Record], ...] = ()
     _undo = ExitStack()
+    _keep_output: Callable[[Record], object]
 
     def started(self, cluster: ClusterContext) -> None:
         self._clients = RankClients(cluster)
 
     def command(self, name: str, *arguments: Any) -> Any:
-        if name != "client":
+        if name == "connection_information":
             return self._clients.information
+        if name == "keep_output":
+            return self._keep(*arguments)
         self.holds_cells = _REQUEST
         return self._clients.client()
+
+    @contextmanager
+    def _keep(self, keep: Callable[[Record], object]) -> Iterator[None]:
+        """Within, what the ranks print is also kept."""
+        self._keep_output, self.arriving = keep, (Output,)
+        try:
+            yield
+        finally:
+            self.arriving = ()
+
+    def message_arriving(self, record: Record, payloads: list[bytes]) -> Record:
+        self._keep_output(record)
+        return record
 
     def cell_started(self) -> None:
         if (cell := self.cell) is not None and cell.shown:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import sys
+import time
 from argparse import SUPPRESS
 from collections.abc import Coroutine
+from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
@@ -14,17 +16,24 @@ from IPython.core.magic import Magics, line_cell_magic, line_magic, magics_class
 from allranks.cluster.options import below_magic, check_source, explain_syntax
 from allranks.errors import InvalidCell, UsageError
 from allranks.features.ipyparallel import px_names
-from allranks.features.ipyparallel.px_results import PxResult, PxValues, raising_composite_errors
+from allranks.features.ipyparallel.px_results import (
+    BackgroundCell,
+    PxResult,
+    raising_composite_errors,
+)
 from allranks.magics import extension
-from allranks.magics.distributed import DistributedMagics
+from allranks.magics.distributed import DistributedMagics, SentCell
 from allranks.magics.options import CellOptions, HelpShown, Parser, chosen_ranks, split
-from allranks.magics.session import show_as_line
+from allranks.magics.session import Session, show_as_line
 from allranks.magics.shell import is_awaited, nothing_to_run
 from allranks.records.ranks import label
+from allranks.records.wire import Output
 
 _PX_COMMANDS = ("%autopx", "%px", "%dist_", "%sync", "%unload_ext")
-
-
+_NOW_ON_RANKS = (
+    "%%px, %px and %autopx now run on the ranks; before, on engines of ipyparallel. For these again"
+    " type: %unload_ext allranks.px"
+)
 _PRESSED = "the cell in the background was interrupted, this one was not sent."
 #: Then a cell says for what it waits.
 _QUIET_SECONDS = 5.0
@@ -43,7 +52,9 @@ class PxMagics(Magics):
         #: The options of ``%pxconfig``.
         self._defaults = ""
         self._view = px_names.variables(distributed.session)["view"]
-        self._last: PxResult | None = None
+        self._last: BackgroundCell | None = None
+        #: What other magics had these names before, by "line" and "cell" and by name.
+        self.replaced: dict[str, dict[str, Any]] = {}
 
     @property
     def view(self) -> Any:
@@ -59,9 +70,10 @@ class PxMagics(Magics):
         """Runs a line or a cell on the ranks, as ``%%distributed`` does.
 
         ``%%px [--targets T] [--local] [-o NAME] [--noblock] [--group-outputs type|engine|order]``.
-        ``--noblock`` returns a `PxResult`. With ``--signal-on-interrupt SIGKILL`` an interrupt ends
-        the ranks that are in the cell, with ``0`` it ends the wait only. A cell that waits always
-        shows its output while it runs, whatever ipyparallel's other options say.
+        ``--noblock`` returns a `PxResult`, and ``-o`` stores one. With ``--signal-on-interrupt
+        SIGKILL`` an interrupt ends the ranks that are in the cell, with ``0`` it ends the wait
+        only. A cell that waits always shows its output while it runs, whatever ipyparallel's other
+        options say.
         """
         if cell is not None:  # then the line has options only, as that of %%distributed
             line = self.shell.var_expand(line, 2)
@@ -76,16 +88,12 @@ class PxMagics(Magics):
             return self._returned(self._in_background(options, text))
         if leaves:
             return self._left_running(options, text)
+        if options.out is not None:
+            return self._stored(options, text, cell or "")
         with raising_composite_errors():
-            sent = self._distributed.send(options, text, cell or "")
-        if options.out is None:
-            return sent
-        if sent is not None:
-            return self._awaited(sent, options.out)
-        self._wrap(options.out)
-        return None
+            return self._distributed.send(options, text, cell or "")
 
-    def _wait_for(self, last: PxResult) -> None:
+    def _wait_for(self, last: BackgroundCell) -> None:
         told = f"{label(last.ranks)} still run the cell in the background; an interrupt ends it"
         try:
             last.wait_for_end(_QUIET_SECONDS, partial(print, told, file=sys.stderr, flush=True))
@@ -93,12 +101,43 @@ class PxMagics(Magics):
             show_as_line(pressed, _PRESSED)
             raise
 
-    async def _awaited(self, sent: Coroutine[Any, Any, None], name: str) -> None:
-        await sent
-        self._wrap(name)
+    def _stored(
+        self, options: CellOptions, text: str, local: str
+    ) -> Coroutine[Any, Any, None] | None:
+        """Runs a cell as `send` does; its result is a variable then, also if it has failed."""
+        output, began = list[Output](), time.monotonic()
+        with ExitStack() as at_end:
+            keep = self._distributed.session.hooks.command("keep_output", output.append)
+            at_end.enter_context(keep)
+            sent = self._distributed.submit(options, text)
+            at_end.push(partial(self._store, sent, output, began))
+            at_end.enter_context(raising_composite_errors())
+            waits = self._distributed.finish(sent, local)
+            return None if waits is None else self._awaited(waits, at_end.pop_all())
 
-    def _wrap(self, name: str) -> None:
-        self.shell.user_ns[name] = PxValues(self.shell.user_ns[name])
+    @staticmethod
+    async def _awaited(waits: Coroutine[Any, Any, Any], at_end: ExitStack) -> None:
+        with at_end:
+            await waits
+
+    def _store(
+        self,
+        sent: SentCell,
+        output: list[Output],
+        began: float,
+        _kind: Any,
+        error: BaseException | None,
+        _trace: Any,
+    ) -> None:
+        outcome = error if sent.values is None else sent.values
+        if outcome is None or sent.options.out is None:
+            return
+        result = PxResult(sent.cluster, sent.run.ranks, sent.options.fold, began)
+        for batch in output:
+            if batch.cell == sent.run.cell:
+                result.take(batch)
+        result.end(outcome)
+        self.shell.user_ns[sent.options.out] = result
 
     @staticmethod
     def _returned(value: Any) -> Any:
@@ -118,12 +157,10 @@ class PxMagics(Magics):
                 file=sys.stderr,
             )
             return self._returned(None)
-        values = last.get()
-        if options.out is not None:
-            self.shell.user_ns[options.out] = PxValues(values)
+        last.get()
         return self._returned(None)
 
-    def _in_background(self, options: CellOptions, text: str) -> PxResult:
+    def _in_background(self, options: CellOptions, text: str) -> BackgroundCell:
         if options.local:
             raise UsageError(
                 "expected a cell that the notebook waits for with --local, which runs it there "
@@ -136,7 +173,7 @@ class PxMagics(Magics):
             raise InvalidCell(explain_syntax(error, number)) from None
         cluster = self._distributed.session.cluster()
         ranks = chosen_ranks(options, cluster.size)
-        last = self._last = PxResult(cluster, text, number, ranks, options.fold)
+        last = self._last = BackgroundCell(cluster, text, number, ranks, options.fold)
         if options.out is not None:
             self.shell.user_ns[options.out] = last
         return last
@@ -308,10 +345,35 @@ def load(shell: InteractiveShell) -> None:
     assert magics is not None
     # Registering them again would give the toggle its commands twice.
     if PxMagics.__name__ not in shell.magics_manager.registry:
-        shell.register_magics(PxMagics(shell, magics))
+        added = PxMagics(shell, magics)
+        added.replaced = _replaced(shell, added)
+        client = _client_of(added.replaced)
+        if client is not None and not _is_of_ranks(client, magics.session):
+            print(_NOW_ON_RANKS)
+        shell.register_magics(added)
         magics.toggle.commands += _PX_COMMANDS
         for name, value in px_names.variables(magics.session).items():
             shell.user_ns.setdefault(name, value)
+
+
+def _replaced(shell: InteractiveShell, added: PxMagics) -> dict[str, dict[str, Any]]:
+    before = shell.magics_manager.magics
+    return {
+        kind: {name: before[kind][name] for name in added.magics[kind] if name in before[kind]}
+        for kind in ("line", "cell")
+    }
+
+
+def _client_of(replaced: dict[str, dict[str, Any]]) -> Any:
+    """Returns the client on whose engines ``%%px`` of ipyparallel runs; None if it cannot."""
+    view = getattr(getattr(replaced["cell"].get("px"), "__self__", None), "view", None)
+    client = getattr(view, "client", None)
+    return None if getattr(client, "_closed", True) else client
+
+
+def _is_of_ranks(client: Any, session: Session) -> bool:
+    ours = {} if session.running is None else session.hooks.command("connection_information")
+    return bool(ours) and client._config.get("key") == ours.get("key")
 
 
 def unload(shell: InteractiveShell) -> None:
@@ -319,7 +381,12 @@ def unload(shell: InteractiveShell) -> None:
     if magics is not None and PxMagics.__name__ in shell.magics_manager.registry:
         for command in _PX_COMMANDS:
             magics.toggle.commands.remove(command)
+        added: Any = shell.magics_manager.registry[PxMagics.__name__]
         extension.take_away(shell, PxMagics)
+        if _client_of(added.replaced) is not None:
+            for kind, replaced in added.replaced.items():
+                for name, magic in replaced.items():
+                    shell.magics_manager.magics[kind].setdefault(name, magic)
         for name in px_names.variables(magics.session):
             if isinstance(shell.user_ns.get(name), px_names.ClientProxy | px_names.PxCluster):
                 del shell.user_ns[name]

@@ -1,31 +1,49 @@
 """The variables that notebooks for ipyparallel have after their first cells: ``rc``, ``dv``, ….
 
 `%load_ext allranks.px` stands in place of these cells, so it adds the variables. Nothing starts
-before one of them is used.
+before one of them is used: ``rc.ids`` starts the ranks, and says so; `repr`, a look by ``rc?`` and
+the completion of a name do not.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
-from allranks.magics.session import Session
+from allranks.magics.session import Session, described, is_looked_at
+from allranks.records.ranks import label
 
 _LOG_NBYTES = 10_000
 
 
 class ClientProxy:
-    """A client or a view of ipyparallel, which is made when it is first used."""
+    """ipyparallel's client of the ranks, or its view of all of them, made when it is first used."""
 
-    __slots__ = ("_make",)
+    __slots__ = ("_is_view", "_session")
 
-    def __init__(self, make: Callable[[], Any]) -> None:
-        object.__setattr__(self, "_make", make)
+    def __init__(self, session: Session, is_view: bool = False) -> None:
+        object.__setattr__(self, "_session", session)
+        object.__setattr__(self, "_is_view", is_view)
+
+    def _make(self) -> Any:
+        if is_looked_at():
+            raise TypeError("a look starts no ranks")
+        client = self._session.cluster().client()
+        return client[:] if self._is_view else client
+
+    def _kind(self) -> Any:
+        import ipyparallel
+
+        return ipyparallel.DirectView if self._is_view else ipyparallel.Client
 
     def __getattr__(self, name: str) -> Any:
         # IPython asks every object for _repr_html_ and the like: that starts nothing.
         if name.startswith("_"):
             raise AttributeError(name)
+        if is_looked_at():
+            return described(self._kind(), name, self)
+        if self._session.running is None and not hasattr(self._kind(), name):
+            raise AttributeError(f"ipyparallel's {self._kind().__name__} has no {name!r}")
         return getattr(self._make(), name)
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -37,6 +55,9 @@ class ClientProxy:
     def __setitem__(self, key: Any, value: Any) -> None:
         self._make()[key] = value
 
+    def __bool__(self) -> bool:
+        return True  # as of a client, whose number of engines is not asked for
+
     def __len__(self) -> int:
         return len(self._make())
 
@@ -44,10 +65,14 @@ class ClientProxy:
         return iter(self._make())
 
     def __dir__(self) -> list[str]:
-        return dir(self._make())
+        return dir(self._kind())
 
     def __repr__(self) -> str:
-        return "<ipyparallel on the ranks of this notebook>"
+        what = "view" if self._is_view else "client"
+        running = self._session.running
+        if running is None:
+            return f"<ipyparallel {what}: no ranks; the next %%px, or the first use, starts them>"
+        return f"<ipyparallel {what} of {label(range(running.size))}>"
 
 
 class EngineSet:
@@ -122,6 +147,5 @@ class PxCluster:
 
 def variables(session: Session) -> dict[str, Any]:
     """Returns the variables by name."""
-    client = ClientProxy(lambda: session.cluster().client())
-    view = ClientProxy(lambda: session.cluster().client()[:])
+    client, view = ClientProxy(session), ClientProxy(session, is_view=True)
     return {"rc": client, "dv": view, "view": view, "cluster": PxCluster(session, client)}

@@ -1,4 +1,4 @@
-"""The results of ``%%px``: values of ``-o``, and a cell that runs in the background."""
+"""The results of ``%%px``: that of ``-o``, and that of a cell that runs in the background."""
 
 from __future__ import annotations
 
@@ -49,117 +49,47 @@ def _element(report: Report) -> tuple[str, str, str, dict[str, Any]]:
     return report.etype, report.message, "\n".join(report.traceback), about
 
 
-class PxValues(list[Any]):
-    """The ranks' values, a list with the methods of ipyparallel's AsyncResult."""
-
-    def get(self, timeout: float | None = None) -> list[Any]:
-        """Returns the values."""
-        return list(self)
-
-    def ready(self) -> bool:
-        """Returns True: the cell has ended."""
-        return True
-
-    def wait(self, timeout: float | None = None) -> bool:
-        """Returns True: the cell has ended."""
-        return True
-
-    result, done, successful, wait_interactive = get, ready, ready, wait
-
-
 _REFRESH_SECONDS = 0.1
 _COUNTERPARTS = {"abort": "To end it, type: ranks.interrupt()"}
 _HAS = "It has get(), get_dict(), wait(), ready(), successful(), stdout, stderr, elapsed, progress"
 
 
 class PxResult(Future[list[Any]]):
-    """A cell that the ranks run while the notebook continues, like ipyparallel's AsyncResult.
-
-    The next cell for the ranks waits for its end. As a future, it is what `Client.wait` takes.
+    """A cell of the ranks, like ipyparallel's AsyncResult. As a future, it is what `Client.wait`
+    takes.
     """
 
-    #: The last one.
-    _last: PxResult | None = None
     #: Shows the output in waits, within `stream_output`.
     _stream: View | None = None
+    #: None if the cell has ended before, or has not begun.
+    _sent: CellRun | None = None
 
     def __init__(
-        self, cluster: Cluster, text: str, number: int, ranks: Sequence[int], fold: bool
+        self, cluster: Cluster, ranks: Sequence[int], fold: bool, began: float | None = None
     ) -> None:
         super().__init__()
         self.set_running_or_notify_cancel()  # it cannot be cancelled, only interrupted
-        PxResult._last = self
         self._cluster, self.ranks, self._fold = cluster, tuple(ranks), fold
-        self._sent: CellRun | None = None
         #: Programs for ipyparallel read this name.
         self._targets = list(ranks)
         self._output: list[Output] = []
-        #: The same for `follow`; None at the end of the cell, and at an interrupt.
+        #: The same for waits that show it; None at the end of the cell, and at an interrupt.
         self._arrived: SimpleQueue[Output | None] = SimpleQueue()
-        self._made, self._ended = time.monotonic(), 0.0
-        #: Lines before the begin of the cell, for instance what it waits for; None at its begin.
-        self._before: SimpleQueue[str | None] = SimpleQueue()
-        self._has_begun = False
-        # A daemon, because the end of the kernel must not wait for the cell.
-        threading.Thread(target=self._run, args=(text, number), daemon=True).start()
-        # The following cells come after this one.
-        try:
-            with interruptible():
-                while (line := self._before.get()) is not None:
-                    sys.stderr.write(f"{line}\n")
-        except KeyboardInterrupt:
-            cluster.interrupt()
-            raise
+        self._made, self._ended = time.monotonic() if began is None else began, 0.0
 
-    def _run(self, text: str, number: int) -> None:
-        try:
-            run = self._sent = self._cluster.cells.begin(
-                text,
-                name=f"cell In[{number}]",
-                number=number,
-                ranks=self.ranks,
-                view=HiddenView(self._take, self._note),
-                want_value=True,
-            )
-            self._begin()
-            with raising_composite_errors():
-                values = self._cluster.cells.wait(run).values()
-            self._ended = time.monotonic()
-            self.set_result(values)
-        except BaseException as error:
-            self._ended = time.monotonic()
-            self.set_exception(error)
-        finally:
-            self._begin()
-            self._arrived.put(None)
-
-    def _begin(self) -> None:
-        self._has_begun = True
-        self._before.put(None)
-
-    def _take(self, batch: Output) -> None:
+    def take(self, batch: Output) -> None:
+        """Adds output of a rank."""
         self._output.append(batch)
         self._arrived.put(batch)
 
-    def _note(self, text: str) -> None:
-        """Shows a line about the cell as a whole: as each rank's, or before its begin at once."""
-        if not self._has_begun:
-            self._before.put(text)
-            return
-        for rank in self.ranks:
-            self._take(Output(rank, 0, (["notice", text],), 0, 0, 0))
-
-    def follow(self) -> None:
-        """Shows the output as it comes, until the end of the cell, or an interrupt, which leaves
-        the ranks in it.
-        """
-        view = self._text_view()
-        # In a cell with an await, ipykernel's own only cancels what awaits.
-        try:
-            with interrupts_to(lambda *_: self._arrived.put(None)):
-                self._show_arriving(view)
-        finally:
-            view.finish()
+    def end(self, outcome: list[Any] | BaseException) -> None:
+        """Ends with the values of the ranks, or an error."""
+        self._ended = time.monotonic()
+        if isinstance(outcome, BaseException):
+            self.set_exception(outcome)
+        else:
+            self.set_result(outcome)
+        self._arrived.put(None)
 
     def ready(self) -> bool:
         """Returns whether the cell has ended on all ranks."""
@@ -217,16 +147,6 @@ class PxResult(Future[list[Any]]):
                 view.output(batch)
             view.refresh()  # which holds lines back for a moment
 
-    def wait_for_end(self, quiet_seconds: float, tell: Callable[[], object]) -> None:
-        """Waits for the end; calls ``tell`` if it has not come by then. An interrupt of the
-        notebook interrupts the cell, also one that comes when ``tell`` has shown that it would.
-        """
-        with self._interrupting():
-            wait([self], quiet_seconds)
-            if not self.ready():
-                tell()
-                wait([self])
-
     @contextmanager
     def _interrupting(self) -> Iterator[None]:
         try:
@@ -240,15 +160,6 @@ class PxResult(Future[list[Any]]):
                 self._cluster.interrupt()
                 show_as_line(pressed, f"the cell on {label(self.ranks)} was interrupted")
             raise
-
-    def interrupt(self) -> None:
-        """Interrupts the cell on all its ranks. It may be called again, as for one rank after the
-        other: the stop button then kills the ranks that are still in the cell.
-        """
-        if self._sent is None or not self._sent.presses:
-            self._cluster.interrupt()
-        elif not self._cluster.cells.connection.closed:
-            self._sent.interrupt()
 
     def get(self, timeout: float | None = None) -> list[Any]:
         """Waits for the end, and returns the values of the last expression, one for each rank.
@@ -265,14 +176,24 @@ class PxResult(Future[list[Any]]):
         """Returns the same by ranks."""
         return dict(zip(self.ranks, self.get(timeout), strict=True))
 
+    @property
+    def r(self) -> list[Any]:
+        """What `get` returns."""
+        return self.get()
+
+    @property
+    def result_dict(self) -> dict[int, Any]:
+        """What `get_dict` returns."""
+        return self.get_dict()
+
     def __len__(self) -> int:
         return len(self.ranks)
 
     def __iter__(self) -> Iterator[Any]:
         return iter(self.get())
 
-    def __getitem__(self, index: int | slice) -> Any:
-        return self.get(0)[index]
+    def __getitem__(self, index: int | slice | str) -> Any:
+        return getattr(self, index) if isinstance(index, str) else self.get(0)[index]
 
     @property
     def progress(self) -> int:
@@ -297,8 +218,8 @@ class PxResult(Future[list[Any]]):
         if name.startswith("_"):
             raise AttributeError(name)
         raise AttributeError(
-            f"the result of %%px --noblock has no {name!r}, which requests of ipyparallel have: it "
-            f"is a cell of the ranks. {_COUNTERPARTS.get(name, _HAS)}"
+            f"the result of %%px has no {name!r}, which requests of ipyparallel have: it is a cell "
+            f"of the ranks. {_COUNTERPARTS.get(name, _HAS)}"
         )
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
@@ -354,7 +275,98 @@ class PxResult(Future[list[Any]]):
         return f"<PxResult: {state} on {label(self.ranks)}>"
 
 
-def in_background(cluster: Cluster) -> list[PxResult]:
+class BackgroundCell(PxResult):
+    """A cell that the ranks run while the notebook continues, from its begin on.
+
+    The next cell for the ranks waits for its end.
+    """
+
+    #: The last one.
+    _last: BackgroundCell | None = None
+
+    def __init__(
+        self, cluster: Cluster, text: str, number: int, ranks: Sequence[int], fold: bool
+    ) -> None:
+        super().__init__(cluster, ranks, fold)
+        BackgroundCell._last = self
+        #: Lines before the begin of the cell, for instance what it waits for; None at its begin.
+        self._before: SimpleQueue[str | None] = SimpleQueue()
+        self._has_begun = False
+        # A daemon, because the end of the kernel must not wait for the cell.
+        threading.Thread(target=self._run, args=(text, number), daemon=True).start()
+        # The following cells come after this one.
+        try:
+            with interruptible():
+                while (line := self._before.get()) is not None:
+                    sys.stderr.write(f"{line}\n")
+        except KeyboardInterrupt:
+            cluster.interrupt()
+            raise
+
+    def _run(self, text: str, number: int) -> None:
+        outcome: list[Any] | BaseException
+        try:
+            run = self._sent = self._cluster.cells.begin(
+                text,
+                name=f"cell In[{number}]",
+                number=number,
+                ranks=self.ranks,
+                view=HiddenView(self.take, self._note),
+                want_value=True,
+            )
+            self._begin()
+            with raising_composite_errors():
+                outcome = self._cluster.cells.wait(run).values()
+        except BaseException as error:
+            outcome = error
+        self.end(outcome)
+        self._begin()
+
+    def _begin(self) -> None:
+        self._has_begun = True
+        self._before.put(None)
+
+    def _note(self, text: str) -> None:
+        """Shows a line about the cell as a whole: as each rank's, or before its begin at once."""
+        if not self._has_begun:
+            self._before.put(text)
+            return
+        for rank in self.ranks:
+            self.take(Output(rank, 0, (["notice", text],), 0, 0, 0))
+
+    def follow(self) -> None:
+        """Shows the output as it comes, until the end of the cell, or an interrupt, which leaves
+        the ranks in it.
+        """
+        view = self._text_view()
+        # In a cell with an await, ipykernel's own only cancels what awaits.
+        try:
+            with interrupts_to(lambda *_: self._arrived.put(None)):
+                self._show_arriving(view)
+        finally:
+            view.finish()
+
+    def wait_for_end(self, quiet_seconds: float, tell: Callable[[], object]) -> None:
+        """Waits for the end; calls ``tell`` if it has not come by then. An interrupt of the
+        notebook interrupts the cell, also one that comes when ``tell`` has shown that it would.
+        """
+        with self._interrupting():
+            wait([self], quiet_seconds)
+            if not self.ready():
+                tell()
+                wait([self])
+
+    def interrupt(self) -> None:
+        """Interrupts the cell on all its ranks. It may be called again, as for one rank after the
+        other: the stop button then kills the ranks that are still in the cell.
+        """
+        if self._sent is None or not self._sent.presses:
+            self._cluster.interrupt()
+        elif not self._cluster.cells.connection.closed:
+            self._sent.interrupt()
+
+
+def in_background(cluster: Cluster) -> list[BackgroundCell]:
     """Returns the cell of ``%%px --noblock`` that these ranks run, if there is one."""
-    last = PxResult._last
+    last = BackgroundCell._last
     return [] if last is None or last.ready() or last._cluster is not cluster else [last]

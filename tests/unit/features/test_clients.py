@@ -22,6 +22,7 @@ from allranks.records.agent import Again, AgentExit, Controller, ControllerExit,
 
 FILE = "ipcontroller-client.json"
 OWN = {"of": "this notebook"}
+THEIRS = {"key": "theirs", "notebook": "/course/lab.ipynb"}
 CHOICES = [
     {},
     {"profile": "default"},
@@ -70,7 +71,7 @@ def _no_cluster_starts(monkeypatch):
 @pytest.fixture
 def other_notebook(security):
     files = ConnectionFiles(4)
-    files.write({"of": "another notebook"}, {}, None)
+    files.write(THEIRS, {}, None)
     yield security / FILE
     files.close()
 
@@ -91,7 +92,8 @@ def client(ranks, *given, **options):
 def test_it_is_not_another_notebooks_unless_its_file_is_named(other_notebook, connected, options):
     with pytest.raises(UsageError, match="expected ranks of this notebook, found none") as found:
         client(False, **options)
-    assert f"  ipp.Client({str(other_notebook)!r})  4 ranks" in str(found.value)
+    line = f"  ipp.Client({str(other_notebook)!r})  4 ranks of /course/lab.ipynb"
+    assert line in str(found.value)
     client(False, str(other_notebook))
     client(False, **options, cluster_id="allranks-1-1")
     assert connected == [
@@ -129,13 +131,22 @@ def test_a_notebook_on_another_host_of_the_same_home_is_another_notebook(securit
     assert connected == []
 
 
-def test_a_cluster_that_is_read_from_a_file_counts_as_its_profile(other_notebook, connected):
+def test_where_a_cluster_was_read_from_a_file_it_is_said_whose_ranks_these_are(
+    other_notebook, connected, capsys
+):
     read = {"cluster": object(), "profile_dir": str(other_notebook.parents[1])}
-    with pytest.raises(UsageError, match=r"^connect_client_sync\(\) expected ranks"):
-        client(False, {"of": "another notebook"}, **read)
-    client(True, {"of": "another notebook"}, **read)
-    client(False, {"of": "another notebook"}, **read, cluster_id="allranks-1-1")
-    assert [info for info, _ in connected] == [OWN, {"of": "another notebook"}]
+    client(False, THEIRS, **read)
+    assert capsys.readouterr().err == (
+        "The client has the ranks of /course/lab.ipynb. For ranks of this notebook, type: "
+        "%distributed start   and make the client again\n"
+    )
+    client(True, THEIRS, **read)
+    said = "The client has the ranks of this notebook, not those of /course/lab.ipynb\n"
+    assert capsys.readouterr().err == said
+    client(False, THEIRS, **read, cluster_id="allranks-1-1")
+    client(True, OWN | {"notebook": "/mine.ipynb"}, **read)
+    assert capsys.readouterr().err == ""
+    assert [info for info, _ in connected] == [THEIRS, OWN, THEIRS, OWN]
 
 
 def controller_file(security, place):
@@ -361,12 +372,16 @@ def test_a_cell_that_replaced_a_rank_ends_when_the_clients_know_the_new_engine(
     assert followed._registration_callbacks == []
 
 
-def test_files_are_removed_at_the_end_and_not_written_after_it(security):
+def test_files_name_the_notebook_are_removed_at_the_end_and_not_written_after_it(
+    security, monkeypatch
+):
+    monkeypatch.setenv("JPY_SESSION_NAME", "/course/lab.ipynb")
     ranks = ClusterContext(2, lambda *_: None, starts_ranks=True)
     RankClients(ranks)
     (hear,) = ranks.listeners
     hear(Registered({"of": "this notebook"}, {}), None)
-    assert (security / FILE).exists()
+    named = {"of": "this notebook", "notebook": "/course/lab.ipynb"}
+    assert json.loads((security / FILE).read_text()) == named
     ranks.at_end.close()
     hear(Registered({"of": "this notebook"}, {}), None)
     assert list(security.iterdir()) == []

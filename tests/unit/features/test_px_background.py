@@ -16,7 +16,7 @@ from allranks.errors import CellFailed, RankDied, Report
 from allranks.features.ipyparallel import px_magics, px_results
 from allranks.features.ipyparallel.notebook import ClientPatch
 from allranks.features.ipyparallel.px_magics import PxMagics
-from allranks.features.ipyparallel.px_results import PxResult, in_background
+from allranks.features.ipyparallel.px_results import BackgroundCell, in_background
 from allranks.records.wire import Output
 from tests.unit.features.unconnected_client import Unconnected
 
@@ -40,7 +40,7 @@ class Asks(io.StringIO):
 @pytest.fixture
 def running():
     """Ends when its ranks are interrupted."""
-    result: PxResult = PxResult.__new__(PxResult)
+    result: BackgroundCell = BackgroundCell.__new__(BackgroundCell)
     Future.__init__(result)
     result.ranks = (0, 1)
     result._cluster = SimpleNamespace(interrupt=lambda: result.set_result([]))
@@ -74,7 +74,7 @@ def test_lines_about_its_cell_are_shown_with_the_output_of_its_ranks(capsys):
         return SimpleNamespace(values=lambda: [3, 3])
 
     cells = SimpleNamespace(begin=lambda *_, view, **__: view, wait=wait)
-    result = PxResult(SimpleNamespace(cells=cells, log_dir=""), "3", 1, (0, 1), fold=True)
+    result = BackgroundCell(SimpleNamespace(cells=cells, log_dir=""), "3", 1, (0, 1), fold=True)
     assert result.get() == [3, 3]
     result.display_outputs()
     assert capsys.readouterr().out == "ranks 0–1 · rank 2 was replaced\n"
@@ -89,7 +89,7 @@ def test_signals_to_one_rank_after_the_other_kill_none():
         run.presses += 1
         calls.append("pressed")
 
-    result: PxResult = PxResult.__new__(PxResult)
+    result: BackgroundCell = BackgroundCell.__new__(BackgroundCell)
     result._sent = run
     cells = SimpleNamespace(connection=SimpleNamespace(closed=False))
     result._cluster = SimpleNamespace(interrupt=press, cells=cells)
@@ -114,7 +114,7 @@ def test_what_it_waits_for_before_its_begin_is_shown_meanwhile(monkeypatch):
     monkeypatch.setattr(sys, "stderr", Screen())
     values = SimpleNamespace(values=lambda: [3, 3])
     cells = SimpleNamespace(begin=begin, wait=lambda run: values)
-    result = PxResult(SimpleNamespace(cells=cells, log_dir=""), "3", 1, (0, 1), fold=True)
+    result = BackgroundCell(SimpleNamespace(cells=cells, log_dir=""), "3", 1, (0, 1), fold=True)
     assert shown[0] == "rank 1 must first answer a request"
     assert (result.get(), result.stderr) == ([3, 3], ["", ""])
 
@@ -129,7 +129,7 @@ def test_it_is_a_future_that_ends_with_its_cell():
 
     cells = SimpleNamespace(begin=lambda *_, **__: None, wait=run)
     cluster = SimpleNamespace(cells=cells)
-    result = PxResult(cluster, "3", 1, (0, 1), fold=True)
+    result = BackgroundCell(cluster, "3", 1, (0, 1), fold=True)
     assert in_background(cluster) == [result]
     assert in_background(SimpleNamespace()) == []
     assert not result.cancel()
@@ -162,7 +162,7 @@ class Cells:
 @pytest.fixture
 def cells():
     made = Cells()
-    made.result = PxResult(SimpleNamespace(cells=made, log_dir=""), "3", 1, (0, 1), fold=True)
+    made.result = BackgroundCell(SimpleNamespace(cells=made, log_dir=""), "3", 1, (0, 1), fold=True)
     yield made
     made.ends.set()
 
@@ -185,7 +185,7 @@ def test_it_has_what_notebooks_use_of_a_result_of_ipyparallel(cells):
 
 
 def test_a_client_waits_for_its_end_and_does_not_read_its_values(cells, monkeypatch):
-    monkeypatch.setattr(PxResult, "__iter__", None)
+    monkeypatch.setattr(BackgroundCell, "__iter__", None)
     with ExitStack() as undo:
         ClientPatch(undo)
         assert not Unconnected().wait(cells.result, timeout=0)
@@ -229,7 +229,7 @@ def test_its_failure_is_an_error_of_ipyparallel_too(kind):
         raise kind("rank 1 failed", "shown", [report])
 
     cells = SimpleNamespace(begin=lambda *_, **__: None, wait=fail)
-    result = PxResult(SimpleNamespace(cells=cells, log_dir=""), "3", 1, (0, 1), fold=True)
+    result = BackgroundCell(SimpleNamespace(cells=cells, log_dir=""), "3", 1, (0, 1), fold=True)
     with pytest.raises(ipyparallel.CompositeError) as raised:
         result.get()
     error = raised.value

@@ -4,6 +4,7 @@ import inspect
 from types import SimpleNamespace
 
 import pytest
+from IPython.core.completer import provisionalcompleter
 from IPython.core.interactiveshell import InteractiveShell
 
 from allranks.cluster.cluster import Cluster
@@ -130,6 +131,26 @@ def test_ranks_have_their_variables_by_name():
 def test_what_names_no_variable_is_refused_with_what_to_type(key):
     with pytest.raises(UsageError, match=r"found .* Type for example: ranks\['x'\]"):
         proxy(WithVariables(2))[key]
+
+
+def completions(shell, text):
+    with provisionalcompleter():
+        return {one.text for one in shell.Completer.completions(text, len(text))}
+
+
+def test_a_completion_or_a_description_starts_no_ranks():
+    started, shell = [], InteractiveShell()
+    none = SimpleNamespace(
+        running=None, cluster=lambda: started.append("ranks") or WithVariables(2)
+    )
+    shell.user_ns["ranks"] = RanksProxy(none)
+    assert "map" in completions(shell, "ranks.")
+    completions(shell, "ranks.map.")
+    for name in ("ranks", "ranks.map"):
+        assert "function" in shell.object_inspect_text(name)
+    assert started == []
+    shell.ex("ranks.map")
+    assert started == ["ranks"]
 
 
 def test_without_ranks_none_are_started_for_a_variable():
