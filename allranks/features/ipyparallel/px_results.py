@@ -90,6 +90,7 @@ class PxResult(Future[list[Any]]):
         self.set_running_or_notify_cancel()  # it cannot be cancelled, only interrupted
         PxResult._last = self
         self._cluster, self.ranks, self._fold = cluster, tuple(ranks), fold
+        self.name = f"In[{number}] (%%px --noblock)"
         self._sent: CellRun | None = None
         #: Programs for ipyparallel read this name.
         self._targets = list(ranks)
@@ -358,3 +359,12 @@ def in_background(cluster: Cluster) -> list[PxResult]:
     """Returns the cell of ``%%px --noblock`` that these ranks run, if there is one."""
     last = PxResult._last
     return [] if last is None or last.ready() or last._cluster is not cluster else [last]
+
+
+def running_cell(cluster: Cluster) -> tuple[str, Sequence[int]]:
+    """Returns the cell or call of this notebook that ranks run, in words, and these ranks."""
+    roster = cluster.roster
+    name = next((one.name for one in in_background(cluster)), "another call of this notebook")
+    if roster.reserved:
+        return name, range(cluster.size)
+    return name, () if roster.running is None else roster.running.pending
