@@ -34,12 +34,12 @@ _OWN = ("_pull", "_push", "_execute")
 _BETWEEN = ("ipyparallel", "decorator", "allranks")
 #: Ranks that react have answered by then, and ended the call soon after.
 _END_SECONDS = 3.0
-_END = "ranks.interrupt()"
+_END = "type: ranks.interrupt()"
+_END_THERE = "type in the notebook that has the ranks: ranks.interrupt()"
 _GOES_ON = (
-    "the wait was interrupted; the ranks go on with the request. To interrupt them as well, type: "
-    f"{_END}"
+    f"the wait was interrupted; the ranks go on with the request. To interrupt them as well, {_END}"
 )
-_COMES_AFTER = "it goes on, and the request comes after it. To end it, type"
+_COMES_AFTER = "it goes on, and the request comes after it. To end it,"
 
 
 def end_by_interrupt(kind: type[AsyncResult]) -> Callable[[], None]:
@@ -60,15 +60,15 @@ def end_by_interrupt(kind: type[AsyncResult]) -> Callable[[], None]:
             call = _typed(result, caller)
             if cell := cell_before(result.msg_ids):
                 raise CellInterrupted(
-                    f"the wait for {call} was interrupted. {cell} first; {_COMES_AFTER}: {_END}"
+                    f"the wait for {call} was interrupted. {cell} first; {_COMES_AFTER} {_END}"
                 ) from None
             if behind := _behind(result, ranks):
                 # They would hear it in the earlier request, which may be a training.
                 does = "has" if len(behind) == 1 else "have"
                 raise CellInterrupted(
                     f"the wait for {call} was interrupted. {label(behind)} {does} an earlier "
-                    "request to answer first, and then this one. To end one after the other, type: "
-                    f"{_END}"
+                    "request to answer first, and then this one. To end one after the other, "
+                    f"{_how_to_end(result._client)}"
                 ) from None
             others = _end(result, ranks)
         raise CellInterrupted(*_told(result, call, ranks, others))
@@ -87,7 +87,7 @@ def say_it_goes_on(pressed: KeyboardInterrupt, requests: Collection[str]) -> Non
 
         line = _GOES_ON
         if cell := cell_before(requests):
-            line = f"the wait was interrupted. {cell} first; {_COMES_AFTER}: {_END}"
+            line = f"the wait was interrupted. {cell} first; {_COMES_AFTER} {_END}"
         show_as_line(pressed, line)
 
 
@@ -127,6 +127,10 @@ def _own_engines(client: Any) -> dict[int, str]:
     return {rank: one for rank, one in ours.items() if client._engines.get(rank) == one}
 
 
+def _how_to_end(client: Any) -> str:
+    return _END if _own_engines(client) else _END_THERE
+
+
 def _ranks_of(result: Any) -> list[int]:
     """Returns the ranks, of this notebook or another one, that have still to answer a direct view.
 
@@ -153,17 +157,16 @@ def _end(result: Any, ranks: Collection[int]) -> dict[int, str]:
     """Interrupts a call; returns what ranks run that have not begun it, in words."""
     others: dict[int, str] = {}
     try:
-        asked = {
-            rank: client_requests.interrupt_these(result._client, rank, result.msg_ids)
-            for rank in ranks
-        }
-        _, silent = wait(asked.values(), _END_SECONDS)
-        for rank, answer in asked.items():
-            runs = answer not in silent and answer.result()[0]["content"].get(RUNS)
-            if runs:
-                others[rank] = runs
-        if not silent and not others:
-            result.wait(_END_SECONDS)
+        for _ in range(2):  # it may be on its way to ranks when they are asked first
+            asked = {
+                rank: client_requests.interrupt_these(result._client, rank, result.msg_ids)
+                for rank in others or ranks
+            }
+            _, silent = wait(asked.values(), _END_SECONDS)
+            answers = {r: one.result()[0]["content"] for r, one in asked.items() if one.done()}
+            others = {rank: said[RUNS] for rank, said in answers.items() if RUNS in said}
+            if silent or any(others.values()) or result.wait(_END_SECONDS) or not others:
+                break
     except KeyboardInterrupt:
         pass  # pressed again: the wait ends at once
     return others
@@ -191,16 +194,12 @@ def _told(
 
 def _goes_on(result: Any, call: str, ranks: Collection[int], others: Mapping[int, str]) -> str:
     """Returns why the ranks go on after an interrupt, and how that ends."""
-    is_ours = bool(_own_engines(result._client))
-    here = "" if is_ours else " in the notebook that has the ranks"
     if others:
-        by_what: dict[str, list[int]] = {}
-        for rank, what in others.items():
-            by_what.setdefault(what, []).append(rank)
-        said = ", ".join(
-            f"{label(there)} run{'s' * (len(there) == 1)} {what}" for what, there in by_what.items()
-        )
-        return f"the wait for {call} was interrupted. {said} first; {_COMES_AFTER}{here}: {_END}"
+        end, first = _how_to_end(result._client), _first(others)
+        does = f"{first} first; {_COMES_AFTER}"
+        if not any(others.values()):
+            does = f"{first}, and will. To end it then,"
+        return f"the wait for {call} was interrupted. {does} {end}"
     left = _ranks_of(result)
     it, its = ("it", "its") if len(left) == 1 else ("they", "their")
     react = "does" if len(left) == 1 else "do"
@@ -208,12 +207,25 @@ def _goes_on(result: Any, call: str, ranks: Collection[int], others: Mapping[int
         f"{call} on {label(ranks)} was interrupted, and {label(left)} {react} not react: {it} may "
         "be in a call that does not return to Python."
     )
-    if not is_ours:
-        return f"{line} To see what {it} {react}, type{here}: %distributed status"
+    if not _own_engines(result._client):
+        there = "in the notebook that has the ranks"
+        return f"{line} To see what {it} {react}, type {there}: %distributed status"
     return (
         f"{line} To end {label(left)} with {its} variables, type: "
         f'ranks.client().send_signal("SIGKILL", targets={left})'
     )
+
+
+def _first(others: Mapping[int, str]) -> str:
+    """Returns what ranks do first, as ``rank 0 runs cell In[3]``."""
+    does: dict[str, list[int]] = {}
+    for rank, what in others.items():
+        does.setdefault(what, []).append(rank)
+    there = does.pop("", [])
+    if not does:
+        return f"{label(there)} {'has' if len(there) == 1 else 'have'} not begun it"
+    runs = (f"{label(ranks)} run{'s' * (len(ranks) == 1)} {what}" for what, ranks in does.items())
+    return ", ".join(runs)
 
 
 def _error_of_rank(error: Any) -> tuple[str, str, str, dict[str, Any]]:

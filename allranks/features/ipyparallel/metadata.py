@@ -11,5 +11,5 @@ NOTICE_OF = "allranks_notice_of"
 OF_RANKS = "allranks"
 #: In an interrupt: the only requests that it concerns.
 REQUESTS = "allranks_requests"
-#: In the answer, if the rank has not begun them: what it runs, in words.
+#: In the answer, if the rank runs none of them: what it runs, in words; "" for nothing.
 RUNS = "allranks_runs"

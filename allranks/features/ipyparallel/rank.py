@@ -215,7 +215,7 @@ class ClientRequests(RankFeature):
                 kill = threading.Timer(LAST_ANSWER_SECONDS, os.kill, (os.getpid(), number))
                 kill.daemon = True
                 kill.start()
-            elif number and (runs := self._runs_other(parent["content"].get(REQUESTS))):
+            elif number and (runs := self._runs_other(parent["content"])) is not None:
                 content[RUNS] = runs
             elif number and interrupts.number == _CLIENT and interrupts.heard:
                 interrupts.send(_CLIENT)
@@ -224,13 +224,18 @@ class ClientRequests(RankFeature):
                 interrupts.wait_for_end(INTERRUPTED_SECONDS)
         self._kernel.session.send(stream, "signal_reply", content, parent=parent, ident=ident)
 
-    def _runs_other(self, requests: list[str] | None) -> str:
-        """Returns what runs here, if it is none of these requests, in words; else ""."""
-        if requests is None or not self._interrupts.heard:
+    def _runs_other(self, interrupt: dict[str, Any]) -> str | None:
+        """Returns what runs here that an interrupt does not concern, in words, "" for nothing; None
+        if it concerns what runs.
+        """
+        requests = interrupt.get(REQUESTS)
+        if requests is None:
+            return None
+        if not self._interrupts.heard:
             return ""
         if self._interrupts.number != _CLIENT:
             return world.current().scope.name
-        return "" if self._ids.intersection(requests) else "a request of another client"
+        return None if self._ids.intersection(requests) else "a request of another client"
 
 
 def _last_shown() -> BaseException | None:

@@ -31,6 +31,7 @@ class Result:
     def wait(self, seconds):
         if self._reacts:
             self._client._outstanding_dict.clear()
+        return self._reacts
 
     def ready(self):
         return self._reacts
@@ -46,8 +47,9 @@ class Client:
         self._engines = {0: "engine-0", 1: "engine-1"}
         self._outstanding_dict = defaultdict(set)
         self._config = {}
-        #: The ranks that were to interrupt the requests, and what those run that have not begun it.
-        self.interrupted, self.runs = [], {}
+        #: The ranks that were to interrupt the requests, and what those run that have not begun it,
+        #: from one interrupt to the next; None if they do not answer.
+        self.interrupted, self.runs = [], [{}]
         client_requests.follow(self)
 
     def _send_control_request(self, targets, kind, content, block):
@@ -56,9 +58,9 @@ class Client:
         (rank,) = targets
         self.interrupted.append(rank)
         answer = Future()
-        if self.runs is not None:
-            told = {RUNS: self.runs[rank]} if rank in self.runs else {}
-            answer.set_result([{"content": told}])
+        runs = self.runs.pop(0) if len(self.runs) > 1 else self.runs[0]
+        if runs is not None:
+            answer.set_result([{"content": {RUNS: runs[rank]} if rank in runs else {}}])
         return answer
 
 
@@ -165,6 +167,26 @@ def test_a_read_is_named_as_it_was_typed(get):
         dv["x"]
 
 
+def test_a_call_that_was_on_its_way_to_a_rank_is_interrupted_when_it_has_come(get):
+    result = Result()
+    result._client.runs = [{1: ""}, {}]
+    result.wait = lambda seconds: result._client.interrupted == [1, 1]
+    with pytest.raises(CellInterrupted, match="the call of f on rank 1 was interrupted; "):
+        get(result)
+    assert result._client.interrupted == [1, 1]
+
+
+def test_a_rank_that_has_not_begun_a_call_is_not_to_be_killed(get):
+    result = Result(reacts=False)
+    result._client.runs = [{1: ""}]
+    with pytest.raises(CellInterrupted) as told:
+        get(result)
+    assert str(told.value) == (
+        "the wait for the call of f was interrupted. rank 1 has not begun it, and will. To end it "
+        "then, type: ranks.interrupt()"
+    )
+
+
 @pytest.fixture
 def others(monkeypatch):
     """A call on ranks of another notebook."""
@@ -182,7 +204,7 @@ def test_a_call_on_ranks_of_another_notebook_ends_as_one_on_its_own(get, others)
 
 @pytest.mark.parametrize("runs", ["cell In[3]", "a request of another client"])
 def test_what_another_notebooks_ranks_run_first_is_named(get, others, runs):
-    others._reacts, others._client.runs = False, {1: runs}
+    others._reacts, others._client.runs = False, [{1: runs}]
     with pytest.raises(CellInterrupted) as told:
         get(others)
     assert str(told.value) == (
@@ -192,9 +214,16 @@ def test_what_another_notebooks_ranks_run_first_is_named(get, others, runs):
     )
 
 
+def test_an_earlier_request_to_another_notebooks_ranks_is_ended_there(get, others):
+    others._client._outstanding_dict["engine-1"].add("training")
+    with pytest.raises(CellInterrupted, match="rank 1 has an earlier request") as told:
+        get(others)
+    assert str(told.value).endswith("type in the notebook that has the ranks: ranks.interrupt()")
+
+
 def test_no_notebook_is_advised_to_kill_ranks_of_another_one(get, others, monkeypatch):
     monkeypatch.setattr(blocking_calls, "_END_SECONDS", 0)
-    others._reacts, others._client.runs = False, None
+    others._reacts, others._client.runs = False, [None]
     with pytest.raises(CellInterrupted, match="rank 1 does not react") as told:
         get(others)
     assert str(told.value).endswith("in the notebook that has the ranks: %distributed status")

@@ -178,6 +178,7 @@ def test_a_rank_has_ended_its_part_until_it_begins_something_else(rank):
 @pytest.mark.parametrize(
     ("number", "requests", "answers"),
     [
+        (0, ["one_7"], {"allranks_runs": ""}),
         (-1, None, {}),
         (-1, ["one_7", "one_8"], {}),
         (-1, ["of all"], {}),
@@ -189,7 +190,7 @@ def test_an_interrupt_of_some_requests_leaves_others_and_cells_alone(
     rank, number, requests, answers
 ):
     sent, replies = [], []
-    rank._interrupts.number, rank._interrupts.heard = number, True
+    rank._interrupts.heard = number != 0
     rank._interrupts.send, rank._interrupts.wait_for_end = sent.append, lambda seconds: None
     rank._loop = SimpleNamespace(call_soon_threadsafe=lambda call: None)
     send = lambda stream, kind, content, **_: replies.append(content)  # noqa: E731
