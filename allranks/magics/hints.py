@@ -114,13 +114,18 @@ class Hints:
         """Adds to a failed cell of the ranks where the names are that it has not found."""
         running = self._session.running
         replaced = running.roster.replaced if running is not None else ()
-        own, hidden = self._shell.user_ns, self._shell.user_ns_hidden
-        names = {name: own[name] for name in own if own[name] is not hidden.get(name, hidden)}
         here = _LOCAL if self._toggle.is_on else _WITHOUT
         # A variable's class may have a ``__module__`` of its own, and pickling takes time.
         with suppress(Exception, KeyboardInterrupt):
+            names = variables_of(self._shell)
             found = where_names_are(error.reports, ran, names, here, replaced)
             error.text = "\n\n".join([error.text, *found])
+
+
+def variables_of(shell: InteractiveShell) -> dict[str, Any]:
+    """Returns the variables that a notebook's user has made; in any thread."""
+    own, hidden = {**shell.user_ns}, shell.user_ns_hidden
+    return {name: value for name, value in own.items() if value is not hidden.get(name, hidden)}
 
 
 def where_names_are(

@@ -64,7 +64,13 @@ def test_what_stands_in_braces_belongs_to_the_ranks_and_options_to_the_notebook(
 
 @pytest.mark.parametrize(
     ("targets", "said"),
-    [("0", "rank 0"), ("[0,2]", "ranks 0, 2"), ("1:", "ranks 1–2"), ("::2", "ranks 0, 2")],
+    [
+        ("0", "rank 0"),
+        ("-1", "rank 2"),
+        ("[0,2]", "ranks 0, 2"),
+        ("1:", "ranks 1–2"),
+        ("::2", "ranks 0, 2"),
+    ],
 )
 def test_px_takes_targets_as_ipyparallel_writes_them(px, targets, said):
     assert px.run(f"%%px --targets {targets}\n'x'").text == f"{said} → 'x'\n"
@@ -100,6 +106,7 @@ def test_cells_run_in_the_notebook_as_well(px):
         ("--signal-on-interrupt 0 --local", "found --noblock or --signal-on-interrupt 0"),
         ("--signal-on-interrupt SIGHUP", "expected --signal-on-interrupt SIGINT, SIGKILL or 0"),
         ("--targets 0:x", "expected targets, found '0:x'"),
+        ("--targets -4", "expected ranks as in 0,2-3, found '-4'"),
     ],
 )
 def test_what_is_otherwise_here_is_refused_with_words(px, line, said):
@@ -278,7 +285,9 @@ ANOTHER = """
 import atexit, os, subprocess, sys, time
 from allranks.cluster.ipython_profile import profile_folder
 from allranks.features.ipyparallel.connection_files import connection_files
-(file,) = connection_files(profile_folder())
+while not (files := connection_files(profile_folder())):
+    time.sleep(0.01)
+(file,) = files
 theirs = subprocess.Popen(
     [sys.executable, "theirs.py", str(file), *{!r}],
     stdout=subprocess.PIPE,
@@ -286,7 +295,7 @@ theirs = subprocess.Popen(
     start_new_session=True,  # the notebook's interrupts are not for it
 )
 atexit.register(theirs.kill)
-while not os.path.exists("{} has begun"):
+while not all(map(os.path.exists, {})):
     time.sleep(0.01)
 """
 
@@ -294,7 +303,7 @@ while not os.path.exists("{} has begun"):
 def start_another(px, ranks, function, *arguments):
     """Has a client of another notebook call a function, which the ranks have begun."""
     (px.cwd / "theirs.py").write_text(THEIRS)
-    px.run(ANOTHER.format((ranks, function, *arguments), function)).ok()
+    px.run(ANOTHER.format((ranks, function, *arguments), [f"{function} has begun"])).ok()
 
 
 def test_a_request_of_another_notebook_is_named_and_an_interrupt_leaves_it_alone(px):
@@ -360,6 +369,48 @@ def test_the_first_interrupt_of_a_blocking_call_of_a_view_ends_it_on_the_ranks(p
     assert px.run("%%px\nsize").text == "ranks 0–2 → 3\n"
 
 
+def test_a_read_by_a_view_waits_for_the_cell_in_the_background_and_says_so(px):
+    px.run("%%px --noblock -o endless\nfound = rank\nwhile True: pass").ok()
+    waits = px.start('dv["found"]')
+    waits.wait_for("the request waits: ranks 0–2 run In[")
+    px.interrupt()
+    waits.wait().fails("CellInterrupted").says(
+        'the wait for dv["found"] was interrupted. ranks 0–2 run In[',
+        "(%%px --noblock) first; it goes on",
+        "type: ranks.interrupt()",
+    )
+    px.run("ranks.interrupt()").ok()
+    px.run("endless.get()").says("KeyboardInterrupt")
+    assert px.value('dv["found"]') == "[0, 1, 2]"
+
+
+STOPPED = """
+import sys, ipyparallel as ipp
+from IPython.core.interactiveshell import InteractiveShell
+shell = InteractiveShell.instance()
+shell.run_line_magic("load_ext", "allranks")
+def endless():
+    import time
+    open(f"theirs began {rank}", "w").close()
+    while True: time.sleep(0.01)
+try:
+    ipp.Client(sys.argv[1])[:].apply_sync(endless)
+except BaseException as error:
+    print(type(error).__name__, error)
+"""
+
+
+def test_a_stop_in_another_notebook_ends_its_blocking_call_on_these_ranks(px):
+    (px.cwd / "theirs.py").write_text(STOPPED)
+    begun = [f"theirs began {rank}" for rank in range(3)]
+    px.run(ANOTHER.format((), begun) + "import signal\ntheirs.send_signal(signal.SIGINT)").ok()
+    assert px.value("theirs.communicate()[0]") == repr(
+        "CellInterrupted the call of endless on ranks 0–2 was interrupted; the ranks keep their "
+        "variables\n"
+    )
+    assert px.run("%%px\nsize").text == "ranks 0–2 → 3\n"
+
+
 def test_an_interrupted_request_says_for_which_rank_it_waited(px):
     px.run("import time\nwaits = rc[:2].apply_async(lambda: allreduce(rank))").ok()
     at = "sum(one.doing.waits_for == 'rank 2' for one in ranks.cells.statuses())"
@@ -375,6 +426,7 @@ def test_a_view_that_waits_for_ranks_outside_of_it_says_so(px):
     waits.wait_for("rank 2 has nothing to run: no cell, and no request of a client")
     px.interrupt()
     waits.wait().fails("CellInterrupted").says("rank 0 · allreduce(Sum) at In[", "s for rank 2:")
+    waits.says("This call needs all ranks: make it on all, as with the view rc[:]")
     assert px.value("rc[:2].apply_async(sums) and rc[2].apply_sync(sums)") == "3"
 
 

@@ -58,6 +58,12 @@ _ASKED_AT_ONCE = 8
 _ARRIVING_SECONDS = 0.3
 _ANYBODY = 1 << 63
 """The edge of a rank that waits for a message of any rank; otherwise a rank's number + 1."""
+_IDLE = "has nothing to run: no cell, and no request of a client"
+#: Below the lines about ranks, if one is idle.
+_CALL_ON_ALL = (
+    "This call needs all ranks: make it on all, as with the view rc[:], or use a process set of "
+    "those that make it"
+)
 
 
 @dataclass
@@ -331,11 +337,15 @@ class Watch:
         if not late.asks:  # the rank that was to report has gone on
             late.notice_after = waited + _ASK_BEFORE_SECONDS
             return
-        lines = [f"{call.spec.title} at {call.site} {what}:"]
+        lines, idle = [f"{call.spec.title} at {call.site} {what}:"], False
         for rank in missing[:_ASKED_AT_ONCE]:
-            lines.append(f"  rank {rank} {self._location(rank, asked)}")
+            place = self._location(rank, asked)
+            lines.append(f"  rank {rank} {place}")
+            idle = idle or place == _IDLE
         if len(missing) > _ASKED_AT_ONCE:
             lines.append(f"  and {len(missing) - _ASKED_AT_ONCE} more")
+        if idle:
+            lines.append(f"  {_CALL_ON_ALL}")
         own.notice("\n".join(lines))
 
     def _reports_late(self, call: Call, missing: tuple[int, ...]) -> bool:
@@ -364,5 +374,4 @@ class Watch:
                 why += f", or its host {own.host_names[rank]} cannot be reached"
             return f"does not answer: {why}"
         line = board.text(rank, fields.LINE)
-        idle = "has nothing to run: no cell, and no request of a client"
-        return waits or (f"is at {with_source(line)}" if line else idle)
+        return waits or (f"is at {with_source(line)}" if line else _IDLE)

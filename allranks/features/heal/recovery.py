@@ -565,7 +565,7 @@ class RecoveryState:
         more = "interrupting once more" if self.presses else "interrupting twice"
         if self.step is Stage.RESTORING:
             return f"{more} goes on without it"
-        return f"wait for that: {more} kills all ranks, with their variables"
+        return f"it ends by itself, and {more} kills all ranks, with their variables"
 
     def _look(self) -> None:
         """Ends the step if what it waits for is there."""

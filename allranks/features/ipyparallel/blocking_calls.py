@@ -6,14 +6,20 @@ call. Those of other waits, as ``ar.get()``, end the wait only, and say so.
 
 from __future__ import annotations
 
+import linecache
 import sys
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
+from concurrent.futures import wait
 from functools import wraps
+from itertools import islice
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from allranks.cluster import cluster
 from allranks.errors import CellInterrupted
 from allranks.features.ipyparallel import client_requests
+from allranks.features.ipyparallel.metadata import OF_RANKS, RUNS
+from allranks.features.ipyparallel.px_results import running_cell
 from allranks.records.ranks import label
 
 if TYPE_CHECKING:
@@ -22,12 +28,18 @@ if TYPE_CHECKING:
 #: Where a view itself waits. An interrupt of ``ar.get()`` in a cell leaves the call alone: the user
 #: has a result to come back to.
 _VIEWS = ("ipyparallel.client.view", "ipyparallel.client.remotefunction")
-#: Ranks that react have ended the call by then.
+#: ipyparallel's own functions, which its users do not name.
+_OWN = ("_pull", "_push", "_execute")
+#: Packages whose frames are between a cell and the request of a view.
+_BETWEEN = ("ipyparallel", "decorator", "allranks")
+#: Ranks that react have answered by then, and ended the call soon after.
 _END_SECONDS = 3.0
+_END = "type: ranks.interrupt()"
+_END_THERE = "type in the notebook that has the ranks: ranks.interrupt()"
 _GOES_ON = (
-    "the wait was interrupted; the ranks go on with the request. To interrupt them as well, type: "
-    "ranks.interrupt()"
+    f"the wait was interrupted; the ranks go on with the request. To interrupt them as well, {_END}"
 )
+_COMES_AFTER = "it goes on, and the request comes after it. To end it,"
 
 
 def end_by_interrupt(kind: type[AsyncResult]) -> Callable[[], None]:
@@ -41,20 +53,25 @@ def end_by_interrupt(kind: type[AsyncResult]) -> Callable[[], None]:
         try:
             return plain(result, *arguments, **options)
         except KeyboardInterrupt:
-            by_view = sys._getframe(1).f_globals.get("__name__") in _VIEWS
-            ranks = _ranks_of(result) if by_view else []
+            caller = sys._getframe(1)
+            ranks = _ranks_of(result) if caller.f_globals.get("__name__") in _VIEWS else []
             if not ranks:
                 raise
+            call = _typed(result, caller)
+            if cell := cell_before(result.msg_ids):
+                raise CellInterrupted(
+                    f"the wait for {call} was interrupted. {cell} first; {_COMES_AFTER} {_END}"
+                ) from None
             if behind := _behind(result, ranks):
                 # They would hear it in the earlier request, which may be a training.
                 does = "has" if len(behind) == 1 else "have"
                 raise CellInterrupted(
-                    f"the wait for the call of {result._fname} was interrupted. {label(behind)} "
-                    f"{does} an earlier request to answer first, and then this one. To end one "
-                    "after the other, type: ranks.interrupt()"
+                    f"the wait for {call} was interrupted. {label(behind)} {does} an earlier "
+                    "request to answer first, and then this one. To end one after the other, "
+                    f"{_how_to_end(result._client)}"
                 ) from None
-            _end(result, ranks)
-        raise CellInterrupted(*_told(result, ranks))
+            others = _end(result, ranks)
+        raise CellInterrupted(*_told(result, call, ranks, others))
 
     setattr(kind, "get", get)  # noqa: B010  mypy refuses an assignment
     return lambda: setattr(kind, "get", plain)
@@ -68,26 +85,65 @@ def say_it_goes_on(pressed: KeyboardInterrupt, requests: Collection[str]) -> Non
         # Here: scripts need no magics.
         from allranks.magics.session import show_as_line
 
-        show_as_line(pressed, _GOES_ON)
+        line = _GOES_ON
+        if cell := cell_before(requests):
+            line = f"the wait was interrupted. {cell} first; {_COMES_AFTER} {_END}"
+        show_as_line(pressed, line)
+
+
+def cell_before(requests: Collection[str]) -> str:
+    """Returns which cell of this notebook comes before requests of its views, as ``rank 0 runs
+    In[5] (%%px --noblock)``; "" if none does.
+    """
+    running = cluster.running()
+    if running is None:
+        return ""
+    name, ranks = running_cell(running)
+    engines = {running.hellos[rank].engine: rank for rank in ranks if rank in running.hellos}
+    there = sorted(engines[one] for one in client_requests.have_to_answer(requests, engines))
+    return f"{label(there)} run{'s' * (len(there) == 1)} {name}" if there else ""
+
+
+def _typed(result: Any, frame: FrameType) -> str:
+    """Returns a call as the user knows it: by its function, or, as ``dv["x"]``, by its source."""
+    name = result._fname
+    if name not in _OWN:
+        return f"the call of {name}"
+    while str(frame.f_globals.get("__name__")).partition(".")[0] in _BETWEEN:
+        if frame.f_back is None:
+            break
+        frame = frame.f_back
+    code = frame.f_code
+    line, end, first, last = next(islice(code.co_positions(), frame.f_lasti // 2, None))
+    source = linecache.getline(code.co_filename, line) if line and line == end else ""
+    return source.encode()[first:last].decode().strip() or f"the {name[1:]}"
+
+
+def _own_engines(client: Any) -> dict[int, str]:
+    """Returns those engines of a client that are ranks of this notebook."""
+    running = cluster.running()
+    hellos = running.hellos if running is not None else {}
+    ours = {rank: hello.engine for rank, hello in hellos.items()}
+    return {rank: one for rank, one in ours.items() if client._engines.get(rank) == one}
+
+
+def _how_to_end(client: Any) -> str:
+    return _END if _own_engines(client) else _END_THERE
 
 
 def _ranks_of(result: Any) -> list[int]:
-    """Returns the ranks of this notebook that have still to answer a direct view.
+    """Returns the ranks, of this notebook or another one, that have still to answer a direct view.
 
     A task of a load-balanced view runs on a rank that this process does not know.
     """
-    running, client = cluster.running(), result._client
-    if running is None:
-        return []
-    ours = {
-        rank: hello.engine
-        for rank, hello in running.hellos.items()
-        if client._engines.get(rank) == hello.engine
-    }
+    client = result._client
+    engines = _own_engines(client)
+    if not engines and client._config.get(OF_RANKS):
+        engines = {**client._engines}
     asked, waits = {*result.msg_ids}, client._outstanding_dict
-    busy = [rank for rank, engine in ours.items() if asked & waits.get(engine, set())]
+    busy = [rank for rank, engine in engines.items() if asked & waits.get(engine, set())]
     # A broadcast view has one request for all.
-    return busy or [rank for rank in result._targets or () if rank in ours]
+    return busy or [rank for rank in result._targets or () if rank in engines]
 
 
 def _behind(result: Any, ranks: Collection[int]) -> list[int]:
@@ -97,28 +153,33 @@ def _behind(result: Any, ranks: Collection[int]) -> list[int]:
     return [rank for rank in ranks if waits.get(client._engines.get(rank), set()) - asked]
 
 
-def _end(result: Any, ranks: Collection[int]) -> None:
+def _end(result: Any, ranks: Collection[int]) -> dict[int, str]:
+    """Interrupts a call; returns what ranks run that have not begun it, in words."""
+    others: dict[int, str] = {}
     try:
-        client_requests.interrupt(result._client, ranks)
-        result.wait(_END_SECONDS)
+        for _ in range(2):  # it may be on its way to ranks when they are asked first
+            asked = {
+                rank: client_requests.interrupt_these(result._client, rank, result.msg_ids)
+                for rank in others or ranks
+            }
+            _, silent = wait(asked.values(), _END_SECONDS)
+            answers = {r: one.result()[0]["content"] for r, one in asked.items() if one.done()}
+            others = {rank: said[RUNS] for rank, said in answers.items() if RUNS in said}
+            if silent or any(others.values()) or result.wait(_END_SECONDS) or not others:
+                break
     except KeyboardInterrupt:
         pass  # pressed again: the wait ends at once
+    return others
 
 
-def _told(result: Any, ranks: Collection[int]) -> tuple[str, str]:
+def _told(
+    result: Any, call: str, ranks: Collection[int], others: Mapping[int, str]
+) -> tuple[str, str]:
     """Returns what happened, in one line, and with the place where a rank was interrupted."""
-    call = f"the call of {result._fname} on {label(ranks)}"
     if not result.ready():
-        left = _ranks_of(result)
-        it, its = ("it", "its") if len(left) == 1 else ("they", "their")
-        react = "does" if len(left) == 1 else "do"
-        line = (
-            f"{call} was interrupted, and {label(left)} {react} not react: {it} may be in a call "
-            f"that does not return to Python. To end {label(left)} with {its} variables, type: "
-            f'ranks.client().send_signal("SIGKILL", targets={left})'
-        )
+        line = _goes_on(result, call, ranks, others)
         return line, line
-    line = f"{call} was interrupted; the ranks keep their variables"
+    line = f"{call} on {label(ranks)} was interrupted; the ranks keep their variables"
     error = result.exception()
     found = getattr(error, "elist", None) or [_error_of_rank(error)]
     # Ranks that waited have a text; another one may be the reason why they did.
@@ -129,6 +190,42 @@ def _told(result: Any, ranks: Collection[int]) -> tuple[str, str]:
             waits.setdefault(text, []).append(about["engine_id"])
     said = [f"{label(there)}: {text}" for text, there in waits.items()]
     return line, "\n\n".join(filter(None, [trace, *said, f"CellInterrupted: {line}"]))
+
+
+def _goes_on(result: Any, call: str, ranks: Collection[int], others: Mapping[int, str]) -> str:
+    """Returns why the ranks go on after an interrupt, and how that ends."""
+    if others:
+        end, first = _how_to_end(result._client), _first(others)
+        does = f"{first} first; {_COMES_AFTER}"
+        if not any(others.values()):
+            does = f"{first}, and will. To end it then,"
+        return f"the wait for {call} was interrupted. {does} {end}"
+    left = _ranks_of(result)
+    it, its = ("it", "its") if len(left) == 1 else ("they", "their")
+    react = "does" if len(left) == 1 else "do"
+    line = (
+        f"{call} on {label(ranks)} was interrupted, and {label(left)} {react} not react: {it} may "
+        "be in a call that does not return to Python."
+    )
+    if not _own_engines(result._client):
+        there = "in the notebook that has the ranks"
+        return f"{line} To see what {it} {react}, type {there}: %distributed status"
+    return (
+        f"{line} To end {label(left)} with {its} variables, type: "
+        f'ranks.client().send_signal("SIGKILL", targets={left})'
+    )
+
+
+def _first(others: Mapping[int, str]) -> str:
+    """Returns what ranks do first, as ``rank 0 runs cell In[3]``."""
+    does: dict[str, list[int]] = {}
+    for rank, what in others.items():
+        does.setdefault(what, []).append(rank)
+    there = does.pop("", [])
+    if not does:
+        return f"{label(there)} {'has' if len(there) == 1 else 'have'} not begun it"
+    runs = (f"{label(ranks)} run{'s' * (len(ranks) == 1)} {what}" for what, ranks in does.items())
+    return ", ".join(runs)
 
 
 def _error_of_rank(error: Any) -> tuple[str, str, str, dict[str, Any]]:

@@ -10,12 +10,13 @@ import inspect
 import threading
 import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from concurrent.futures import Future
 from contextlib import contextmanager
 from queue import Empty, SimpleQueue
 from typing import Any, NoReturn
 
 from allranks.errors import UsageError
-from allranks.features.ipyparallel.metadata import BLOCKS, CALL
+from allranks.features.ipyparallel.metadata import BLOCKS, CALL, REQUESTS
 
 #: Another thread may make a client: only copies are read.
 _clients: list[weakref.ref[Any]] = []
@@ -112,6 +113,16 @@ def are_awaited(requests: Collection[str], engines: Collection[str]) -> bool:
     )
 
 
+def have_to_answer(requests: Collection[str], engines: Iterable[str]) -> set[str]:
+    """Returns which of these engines have not answered some of these requests of direct views."""
+    return {
+        engine
+        for client in _open_clients()
+        for engine in engines
+        if not client._outstanding_dict.get(engine, set()).isdisjoint(requests)
+    }
+
+
 def given_up(engines: Collection[str]) -> set[str]:
     """Returns which of these engines have not answered what `give_up` has interrupted."""
     return {
@@ -151,6 +162,18 @@ def interrupt(client: Any, ranks: Collection[int]) -> None:
     """Interrupts the requests that these ranks run, and no cell."""
     send = inspect.unwrap(type(client).send_signal)  # that of the notebook's users ends a cell, too
     send(client, "SIGINT", targets=[*ranks], block=False)
+
+
+def interrupt_these(client: Any, rank: int, requests: Collection[str]) -> Future[list[Any]]:
+    """Interrupts these requests if the rank runs one of them, and returns its answer.
+
+    Another client, also of another notebook, may have made the one that runs.
+    """
+    content = {"sig": "SIGINT", REQUESTS: [*requests]}
+    sent: Future[list[Any]] = client._send_control_request(
+        [rank], "signal_request", content, block=False
+    )
+    return sent
 
 
 def of_ranks(key: str | None) -> list[Any]:

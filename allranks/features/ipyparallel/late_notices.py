@@ -7,6 +7,7 @@ the request, or a cell does.
 from __future__ import annotations
 
 import math
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
@@ -15,7 +16,7 @@ from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any
 
 from allranks.cluster.function_sources import add_sources
-from allranks.features.ipyparallel.blocking_calls import say_it_goes_on
+from allranks.features.ipyparallel.blocking_calls import cell_before, say_it_goes_on
 from allranks.features.ipyparallel.metadata import NOTICE_OF
 from allranks.records.ranks import label
 from allranks.records.wire import Output
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 
 #: Earlier notices are left to ipyparallel: a short call shows no more than there.
 _LONG_SECONDS = 2.0
+#: Then a wait says that a cell comes first.
+_QUIET_SECONDS = 5.0
 
 
 class _Notices:
@@ -109,6 +112,7 @@ def _show_until(requests: Iterable[Any], timeout: float | None) -> float | None:
     if timeout == 0:
         return timeout
     until = math.inf if timeout is None or timeout < 0 else time.monotonic() + timeout
+    quiet_until = time.monotonic() + _QUIET_SECONDS
     woken = SimpleQueue[None]()
     kept = _notices_of(requests)
     for one in kept.values():
@@ -117,12 +121,15 @@ def _show_until(requests: Iterable[Any], timeout: float | None) -> float | None:
         while not all(request.done() for request in kept):
             for rank, text in _taken(kept):
                 _show(rank, text)
-            left = until - time.monotonic()
-            if left <= 0:
+            now = time.monotonic()
+            if now >= until:
                 break
-            woken.get(timeout=None if left == math.inf else left)
-    except Empty:
-        pass
+            if now >= quiet_until:
+                quiet_until = math.inf
+                _show_cell_before(request.msg_id for request in kept if not request.done())
+            left = min(until, quiet_until) - now
+            with suppress(Empty):
+                woken.get(timeout=None if left == math.inf else max(0.0, left))
     except KeyboardInterrupt as pressed:
         say_it_goes_on(pressed, [request.msg_id for request in kept if not request.done()])
         raise
@@ -130,6 +137,12 @@ def _show_until(requests: Iterable[Any], timeout: float | None) -> float | None:
         for one in kept.values():
             one.wakes.remove(woken.put)
     return timeout if until == math.inf else max(0.0, until - time.monotonic())
+
+
+def _show_cell_before(requests: Iterable[str]) -> None:
+    if cell := cell_before([*requests]):
+        sys.stderr.write(f"the request waits: {cell} first; an interrupt ends this wait only\n")
+        sys.stderr.flush()
 
 
 def late_lines(requests: Iterable[Any]) -> list[str]:

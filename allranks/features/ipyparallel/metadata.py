@@ -1,4 +1,4 @@
-"""What requests of clients in a notebook, and the output of ranks, carry in their metadata."""
+"""What requests of clients in a notebook, and what ranks send them, have in addition."""
 
 #: The number of a call of a view, in all of its requests: later ones of a client have higher ones.
 CALL = "allranks_call"
@@ -6,3 +6,10 @@ CALL = "allranks_call"
 BLOCKS = "allranks_blocks"
 #: The rank that gives a notice, for instance that it waits for another one.
 NOTICE_OF = "allranks_notice_of"
+
+#: In what a client reads to connect: that its engines are ranks.
+OF_RANKS = "allranks"
+#: In an interrupt: the only requests that it concerns.
+REQUESTS = "allranks_requests"
+#: In the answer, if the rank runs none of them: what it runs, in words; "" for nothing.
+RUNS = "allranks_runs"

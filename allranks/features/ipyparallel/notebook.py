@@ -13,6 +13,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from IPython.core.getipython import get_ipython
 from IPython.core.interactiveshell import InteractiveShell
 from IPython.paths import get_ipython_dir
 
@@ -235,8 +236,8 @@ def _kill(ranks: Cluster, client: Any, targets: Any, block: bool) -> Future[list
 
 
 def _explaining_errors(plain: Callable[..., Any]) -> Callable[..., Any]:
-    """Adds to an error of a rank the sources of the notebook's functions, and that a replaced rank
-    may have lost a name, as a cell of the ranks says it.
+    """Adds to an error of a rank the sources of the notebook's functions, and where a name is that
+    the rank has not found, as a cell of the ranks says it.
     """
 
     @wraps(plain)
@@ -246,22 +247,24 @@ def _explaining_errors(plain: Callable[..., Any]) -> Callable[..., Any]:
         with suppress(Exception):
             lines = [add_sources(error.traceback)]
             if error.ename == NameError.__name__:
-                lines += _lost_names(client, error)
+                lines += _where_names_are(client, error)
             error.traceback = "\n\n".join(lines)
         return error
 
     return unwrap
 
 
-def _lost_names(client: Any, error: Any) -> list[str]:
+def _where_names_are(client: Any, error: Any) -> list[str]:
     # Here: scripts need no magics.
-    from allranks.magics.hints import where_names_are
+    from allranks.magics.hints import variables_of, where_names_are
 
-    ranks, rank = _ranks_of(client), error.engine_info["engine_id"]
-    replaced = () if ranks is None else ranks.roster.replaced
+    ranks, rank, shell = _ranks_of(client), error.engine_info["engine_id"], get_ipython()
+    if ranks is None:
+        return []
     name, text = error.ename, error.evalue
     report = Report(rank, "", "", name, text, (), None, source_line=text, waiting=False)
-    return where_names_are([report], (rank,), {}, replaced=replaced)
+    names = {} if shell is None else variables_of(shell)
+    return where_names_are([report], (rank,), names, replaced=ranks.roster.replaced)
 
 
 def _numbering_call(plain: Callable[..., Any]) -> Callable[..., Any]:

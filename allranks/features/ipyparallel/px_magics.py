@@ -235,10 +235,13 @@ class PxMagics(Magics):
         )
 
     def _targets(self, text: str) -> str:
-        """Returns engines, as ``0``, ``[0, 2]``, ``::2`` or ``all``, the way we list ranks."""
-        if ":" not in text:
+        """Returns engines, as ``0``, ``-1``, ``[0, 2]``, ``::2`` or ``all``, as we list ranks."""
+        from_end = text.startswith("-") and text[1:].isdecimal()
+        if not from_end and ":" not in text:
             return text
         size = self._distributed.session.cluster().size
+        if from_end:
+            return str(size + int(text)) if -size <= int(text) < 0 else text
         try:
             parts = [int(part) if part else None for part in text.strip("[]").split(":")]
             chosen = range(size)[slice(*parts)]

@@ -288,6 +288,7 @@ class BackgroundCell(PxResult):
         self, cluster: Cluster, text: str, number: int, ranks: Sequence[int], fold: bool
     ) -> None:
         super().__init__(cluster, ranks, fold)
+        self.name = f"In[{number}] (%%px --noblock)"
         BackgroundCell._last = self
         #: Lines before the begin of the cell, for instance what it waits for; None at its begin.
         self._before: SimpleQueue[str | None] = SimpleQueue()
@@ -370,3 +371,12 @@ def in_background(cluster: Cluster) -> list[BackgroundCell]:
     """Returns the cell of ``%%px --noblock`` that these ranks run, if there is one."""
     last = BackgroundCell._last
     return [] if last is None or last.ready() or last._cluster is not cluster else [last]
+
+
+def running_cell(cluster: Cluster) -> tuple[str, Sequence[int]]:
+    """Returns the cell or call of this notebook that ranks run, in words, and these ranks."""
+    roster = cluster.roster
+    name = next((one.name for one in in_background(cluster)), "another call of this notebook")
+    if roster.reserved:
+        return name, range(cluster.size)
+    return name, () if roster.running is None else roster.running.pending

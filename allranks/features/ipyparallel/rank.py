@@ -27,7 +27,7 @@ from allranks.engine.interrupts import Interrupts
 from allranks.engine.kernel import LAST_ANSWER_SECONDS, KernelStart
 from allranks.engine.transcript import Entry
 from allranks.features.ipyparallel.engine import RankEngine
-from allranks.features.ipyparallel.metadata import BLOCKS, CALL, NOTICE_OF
+from allranks.features.ipyparallel.metadata import BLOCKS, CALL, NOTICE_OF, REQUESTS, RUNS
 from allranks.records.wire import Ends
 
 _ERROR = ("ename", "evalue", "traceback")
@@ -80,6 +80,8 @@ class ClientRequests(RankFeature):
         self._loop = asyncio.get_running_loop()
         #: The error of the request.
         self._failed: list[Entry] = []
+        #: The request that runs: its number, and that of all ranks if the view is a broadcast one.
+        self._ids = set[str]()
         #: Whether a request runs, and no cell: an awaited cell lets requests run.
         self._alone = False
         self._is_task = self._was_interrupted = False
@@ -105,6 +107,7 @@ class ClientRequests(RankFeature):
         await self._cell_ends()
         self._failed.clear()
         self._shown_before = _last_shown()
+        self._ids = {parent["header"]["msg_id"], parent["metadata"].get("original_msg_id")}
         publish = partial(_publish, self._kernel, parent)
         with self._wire.output_for_client(publish) as alone, _like_a_cell(self._interrupts, alone):
             self._alone, self._epochs.in_request = alone, True
@@ -212,12 +215,27 @@ class ClientRequests(RankFeature):
                 kill = threading.Timer(LAST_ANSWER_SECONDS, os.kill, (os.getpid(), number))
                 kill.daemon = True
                 kill.start()
+            elif number and (runs := self._runs_other(parent["content"])) is not None:
+                content[RUNS] = runs
             elif number and interrupts.number == _CLIENT and interrupts.heard:
                 interrupts.send(_CLIENT)
                 # ipykernel's handler, for requests that await, does not wake the loop.
                 self._loop.call_soon_threadsafe(int)
                 interrupts.wait_for_end(INTERRUPTED_SECONDS)
         self._kernel.session.send(stream, "signal_reply", content, parent=parent, ident=ident)
+
+    def _runs_other(self, interrupt: dict[str, Any]) -> str | None:
+        """Returns what runs here that an interrupt does not concern, in words, "" for nothing; None
+        if it concerns what runs.
+        """
+        requests = interrupt.get(REQUESTS)
+        if requests is None:
+            return None
+        if not self._interrupts.heard:
+            return ""
+        if self._interrupts.number != _CLIENT:
+            return world.current().scope.name
+        return None if self._ids.intersection(requests) else "a request of another client"
 
 
 def _last_shown() -> BaseException | None:

@@ -258,6 +258,19 @@ def test_ranks_that_wait_for_a_person_are_reported_with_what_they_do(asking, doi
     assert said[0].startswith(f"barrier at f.py:2 waits for {doing}")
 
 
+def test_a_call_that_lacks_an_idle_rank_says_how_to_make_it(monkeypatch):
+    state, said = RankState(0, (0, 0), Board(mmap.mmap(-1, Board.nbytes(2)), (0, 1), 0)), []
+    state.notice = said.append
+    spec = SimpleNamespace(title="barrier")
+    call = SimpleNamespace(moving=False, reports_late=lambda: True, spec=spec, site="f.py:2")
+    for place in ("is at f.py:7", "has nothing to run: no cell, and no request of a client"):
+        monkeypatch.setattr(Watch, "_location", lambda *_, place=place: place)
+        Watch(state)._report_late(call, (1,), waited=1e6)
+    busy, idle = said
+    assert busy.endswith("  rank 1 is at f.py:7")
+    assert idle.splitlines()[2].startswith("  This call needs all ranks: make it on all, as with")
+
+
 def in_a_call(rank, title, **fields):
     """One of two ranks, and a call in which it waits."""
     state = RankState(rank, (0, 0), Board(mmap.mmap(-1, Board.nbytes(2)), (0, 1), rank))

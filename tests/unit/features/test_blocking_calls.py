@@ -1,13 +1,16 @@
 """An interrupt of a view's blocking call, with a result of ipyparallel that never comes."""
 
 from collections import defaultdict
+from concurrent.futures import Future
 from types import SimpleNamespace
 
 import pytest
 
 from allranks.cluster import cluster
 from allranks.errors import CellInterrupted
+from allranks.features.ipyparallel import blocking_calls, client_requests, px_results
 from allranks.features.ipyparallel.blocking_calls import end_by_interrupt
+from allranks.features.ipyparallel.metadata import OF_RANKS, REQUESTS, RUNS
 
 
 class Result:
@@ -28,6 +31,7 @@ class Result:
     def wait(self, seconds):
         if self._reacts:
             self._client._outstanding_dict.clear()
+        return self._reacts
 
     def ready(self):
         return self._reacts
@@ -37,22 +41,40 @@ class Result:
 
 
 class Client:
+    _closed = False
+
     def __init__(self):
         self._engines = {0: "engine-0", 1: "engine-1"}
         self._outstanding_dict = defaultdict(set)
-        self.signals = []
+        self._config = {}
+        #: The ranks that were to interrupt the requests, and what those run that have not begun it,
+        #: from one interrupt to the next; None if they do not answer.
+        self.interrupted, self.runs = [], [{}]
+        client_requests.follow(self)
 
-    def send_signal(self, signal, targets, block):
-        self.signals.append((signal, targets, block))
+    def _send_control_request(self, targets, kind, content, block):
+        assert (kind, content["sig"], block) == ("signal_request", "SIGINT", False)
+        assert content[REQUESTS] == [*Result.msg_ids]
+        (rank,) = targets
+        self.interrupted.append(rank)
+        answer = Future()
+        runs = self.runs.pop(0) if len(self.runs) > 1 else self.runs[0]
+        if runs is not None:
+            answer.set_result([{"content": {RUNS: runs[rank]} if rank in runs else {}}])
+        return answer
 
 
 @pytest.fixture
 def get(monkeypatch):
     """``get(result)``, called by the module of this name."""
+    monkeypatch.setattr(client_requests, "_clients", [])
     hellos = {}
     for rank in range(2):
         hellos[rank] = SimpleNamespace(engine=f"engine-{rank}")
-    monkeypatch.setattr(cluster, "running", lambda: SimpleNamespace(hellos=hellos))
+    running = SimpleNamespace(
+        size=2, hellos=hellos, roster=SimpleNamespace(running=None, reserved="")
+    )
+    monkeypatch.setattr(cluster, "running", lambda: running)
     undo = end_by_interrupt(Result)
 
     def get(result, by="ipyparallel.client.view"):
@@ -70,7 +92,7 @@ def test_the_ranks_that_have_not_answered_are_interrupted_and_the_cell_ends(get)
         CellInterrupted, match=r"^the call of f on rank 1 was interrupted; "
     ) as told:
         get(result)
-    assert result._client.signals == [("SIGINT", [1], False)]
+    assert result._client.interrupted == [1]
     assert told.value.text.startswith("f() at line 3\n")
 
 
@@ -102,13 +124,109 @@ def test_an_earlier_request_that_still_runs_is_left_alone(get):
     result._client._outstanding_dict["engine-1"].add("training")
     with pytest.raises(CellInterrupted, match="rank 1 has an earlier request to answer first"):
         get(result)
-    assert result._client.signals == []
+    assert result._client.interrupted == []
 
 
 def test_ranks_that_do_not_react_are_named_with_the_command_that_ends_them(get):
     with pytest.raises(CellInterrupted, match="rank 1 does not react") as told:
         get(Result(reacts=False))
     assert str(told.value).endswith('ranks.client().send_signal("SIGKILL", targets=[1])')
+
+
+@pytest.mark.parametrize("reserved", ["", "running an ensemble"])
+def test_a_cell_that_the_ranks_run_first_goes_on_and_is_named(get, monkeypatch, reserved):
+    result, roster = Result(), cluster.running().roster
+    roster.running, roster.reserved = SimpleNamespace(pending=(0, 1)), reserved
+    name = "In[5] (%%px --noblock)"
+    if reserved:
+        roster.running, name = None, "another call of this notebook"
+    cell = [] if reserved else [SimpleNamespace(name=name)]
+    monkeypatch.setattr(px_results, "in_background", lambda _: cell)
+    with pytest.raises(CellInterrupted) as told:
+        get(result)
+    assert str(told.value) == (
+        f"the wait for the call of f was interrupted. rank 1 runs {name} first; it goes on, and "
+        "the request comes after it. To end it, type: ranks.interrupt()"
+    )
+    assert result._client.interrupted == []
+
+
+def test_a_cell_of_other_ranks_does_not_come_first(get):
+    cluster.running().roster.running = SimpleNamespace(pending=(0,))
+    with pytest.raises(CellInterrupted, match="the call of f on rank 1 was interrupted; "):
+        get(Result())
+
+
+def test_a_read_is_named_as_it_was_typed(get):
+    result = Result()
+    result._fname = "_pull"
+    module = {"__name__": "ipyparallel.client.view", "result": result}
+    exec("class View:\n  def __getitem__(self, name): return result.get()", module)
+    dv = module["View"]()
+    with pytest.raises(CellInterrupted, match=r'^dv\["x"\] on rank 1 was interrupted; '):
+        dv["x"]
+
+
+def test_a_call_that_was_on_its_way_to_a_rank_is_interrupted_when_it_has_come(get):
+    result = Result()
+    result._client.runs = [{1: ""}, {}]
+    result.wait = lambda seconds: result._client.interrupted == [1, 1]
+    with pytest.raises(CellInterrupted, match="the call of f on rank 1 was interrupted; "):
+        get(result)
+    assert result._client.interrupted == [1, 1]
+
+
+def test_a_rank_that_has_not_begun_a_call_is_not_to_be_killed(get):
+    result = Result(reacts=False)
+    result._client.runs = [{1: ""}]
+    with pytest.raises(CellInterrupted) as told:
+        get(result)
+    assert str(told.value) == (
+        "the wait for the call of f was interrupted. rank 1 has not begun it, and will. To end it "
+        "then, type: ranks.interrupt()"
+    )
+
+
+@pytest.fixture
+def others(monkeypatch):
+    """A call on ranks of another notebook."""
+    monkeypatch.setattr(cluster, "running", lambda: None)
+    result = Result()
+    result._client._config[OF_RANKS] = True
+    return result
+
+
+def test_a_call_on_ranks_of_another_notebook_ends_as_one_on_its_own(get, others):
+    with pytest.raises(CellInterrupted, match="the call of f on rank 1 was interrupted; "):
+        get(others)
+    assert others._client.interrupted == [1]
+
+
+@pytest.mark.parametrize("runs", ["cell In[3]", "a request of another client"])
+def test_what_another_notebooks_ranks_run_first_is_named(get, others, runs):
+    others._reacts, others._client.runs = False, [{1: runs}]
+    with pytest.raises(CellInterrupted) as told:
+        get(others)
+    assert str(told.value) == (
+        f"the wait for the call of f was interrupted. rank 1 runs {runs} first; it goes on, and "
+        "the request comes after it. To end it, type in the notebook that has the ranks: "
+        "ranks.interrupt()"
+    )
+
+
+def test_an_earlier_request_to_another_notebooks_ranks_is_ended_there(get, others):
+    others._client._outstanding_dict["engine-1"].add("training")
+    with pytest.raises(CellInterrupted, match="rank 1 has an earlier request") as told:
+        get(others)
+    assert str(told.value).endswith("type in the notebook that has the ranks: ranks.interrupt()")
+
+
+def test_no_notebook_is_advised_to_kill_ranks_of_another_one(get, others, monkeypatch):
+    monkeypatch.setattr(blocking_calls, "_END_SECONDS", 0)
+    others._reacts, others._client.runs = False, [None]
+    with pytest.raises(CellInterrupted, match="rank 1 does not react") as told:
+        get(others)
+    assert str(told.value).endswith("in the notebook that has the ranks: %distributed status")
 
 
 @pytest.mark.parametrize("targets", [None, []])
@@ -118,4 +236,4 @@ def test_other_waits_end_as_with_ipyparallel(get, targets):
     result = result or Result(targets=targets)
     with pytest.raises(KeyboardInterrupt):
         get(result, by)
-    assert result._client.signals == []
+    assert result._client.interrupted == []

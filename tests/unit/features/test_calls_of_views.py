@@ -175,6 +175,38 @@ def test_a_rank_has_ended_its_part_until_it_begins_something_else(rank):
     assert rank.run(call=6) == 0
 
 
+@pytest.mark.parametrize(
+    ("number", "requests", "answers"),
+    [
+        (0, ["one_7"], {"allranks_runs": ""}),
+        (-1, None, {}),
+        (-1, ["one_7", "one_8"], {}),
+        (-1, ["of all"], {}),
+        (-1, ["two_7"], {"allranks_runs": "a request of another client"}),
+        (3, ["two_7"], {"allranks_runs": "cell In[3]"}),
+    ],
+)
+def test_an_interrupt_of_some_requests_leaves_others_and_cells_alone(
+    rank, number, requests, answers
+):
+    sent, replies = [], []
+    rank._interrupts.heard = number != 0
+    rank._interrupts.send, rank._interrupts.wait_for_end = sent.append, lambda seconds: None
+    rank._loop = SimpleNamespace(call_soon_threadsafe=lambda call: None)
+    send = lambda stream, kind, content, **_: replies.append(content)  # noqa: E731
+    rank._kernel = SimpleNamespace(session=SimpleNamespace(send=send))
+    rank.state.scope = SimpleNamespace(name="cell In[3]")
+    content = {"sig": "SIGINT"} | ({} if requests is None else {"allranks_requests": requests})
+
+    def interrupt():
+        rank._interrupts.number = number
+        rank._signal(None, None, {"content": content})
+
+    rank.run(interrupt, original_msg_id="of all")
+    assert replies == [{"status": "ok", **answers}]
+    assert sent == ([] if answers else [-1])
+
+
 def test_a_rank_whose_part_goes_on_has_not_ended_it(rank):
     end = threading.Event()
 

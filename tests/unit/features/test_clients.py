@@ -337,6 +337,24 @@ def test_a_client_says_what_a_replaced_rank_may_have_lost(monkeypatch, followed,
     assert said == ("NameError" if rank == 0 else f"NameError\n\n{lost}run it again.")
 
 
+def test_a_client_says_which_name_exists_in_the_notebook(monkeypatch, followed):
+    plain_calls(monkeypatch, "send_signal")
+    cluster.session.running.roster = SimpleNamespace(replaced=())
+    shell = SimpleNamespace(user_ns={"model": 3, "In": []}, user_ns_hidden={})
+    shell.user_ns_hidden["In"] = shell.user_ns["In"]
+    monkeypatch.setattr(notebook, "get_ipython", lambda: shell)
+    said = []
+    with ExitStack() as undo:
+        ClientPatch(undo)
+        for name, key in (("model", "ours"), ("In", "ours"), ("model", "others'")):
+            content = {"ename": "NameError", "evalue": f"name '{name}' is not defined"}
+            content |= {"traceback": ["NameError"], "engine_info": {"engine_id": 1}}
+            followed._config = {"key": key}
+            said.append(followed._unwrap_exception(content).traceback)
+    copy = "model exists in the notebook. To copy it to the ranks: %distributed push model"
+    assert said == [f"NameError\n\n{copy}", "NameError", "NameError"]
+
+
 class Registrations(list):
     """What a client calls when engines register; the one that is awaited does so at once."""
 

@@ -1,12 +1,14 @@
 """What a wait for a client's request shows of what ranks say, without ranks."""
 
+import io
+import sys
 from contextlib import ExitStack
 from types import SimpleNamespace
 
 import pytest
 
 from allranks.cluster import cluster
-from allranks.features.ipyparallel import client_requests, late_notices
+from allranks.features.ipyparallel import client_requests, late_notices, px_results
 from allranks.features.ipyparallel.metadata import NOTICE_OF
 from allranks.features.ipyparallel.notebook import ClientPatch, NotebookClients
 from tests.unit.features.unconnected_client import Unconnected
@@ -69,14 +71,23 @@ def test_a_wait_shows_the_notices_that_have_come_and_those_that_come(requests, w
     assert requests.shown == [(0, LATE), (1, LATE)]
 
 
+def ranks(monkeypatch, engine="engine-1", pending=None):
+    """Those of this notebook, of which these run a cell."""
+    running = None if pending is None else SimpleNamespace(pending=pending)
+    made = SimpleNamespace(hellos={1: SimpleNamespace(engine=engine)})
+    made.roster = SimpleNamespace(running=running, reserved="")
+    monkeypatch.setattr(cluster, "running", lambda: made)
+    cell = SimpleNamespace(name="In[5] (%%px --noblock)")
+    monkeypatch.setattr(px_results, "in_background", lambda _: [cell] * (running is not None))
+
+
 @pytest.mark.parametrize("wait", WAITS.values(), ids=WAITS.keys())
 @pytest.mark.parametrize("ours", [True, False])
 def test_an_interrupt_of_a_wait_says_that_ranks_of_this_notebook_go_on(
     requests, wait, ours, monkeypatch
 ):
     engine = "engine-1" if ours else "that of another notebook"
-    ranks = SimpleNamespace(hellos={1: SimpleNamespace(engine=engine)})
-    monkeypatch.setattr(cluster, "running", lambda: ranks)
+    ranks(monkeypatch, engine)
 
     def press(rank, text):
         raise KeyboardInterrupt
@@ -91,6 +102,52 @@ def test_an_interrupt_of_a_wait_says_that_ranks_of_this_notebook_go_on(
         (line,) = pressed.value._render_traceback_()
         assert "the ranks go on with the request" in line
         assert line.endswith("ranks.interrupt()")
+
+
+FIRST = "rank 1 runs In[5] (%%px --noblock) first"
+
+
+@pytest.mark.parametrize("wait", WAITS.values(), ids=WAITS.keys())
+def test_a_wait_behind_a_cell_in_the_background_says_so_once(requests, wait, monkeypatch):
+    ranks(monkeypatch, pending=(0, 1))
+    client_requests.follow(requests.client)
+    monkeypatch.setattr(late_notices, "_QUIET_SECONDS", -1.0)
+    shown = []
+
+    class Screen(io.StringIO):
+        def write(self, text):
+            shown.append(text)
+            requests.answer()
+
+    monkeypatch.setattr(sys, "stderr", Screen())
+    assert wait(requests)
+    assert "".join(shown) == (f"the request waits: {FIRST}; an interrupt ends this wait only\n")
+
+
+def test_a_wait_for_other_ranks_than_those_of_the_cell_is_quiet(requests, monkeypatch, capsys):
+    ranks(monkeypatch, pending=(0,))
+    client_requests.follow(requests.client)
+    monkeypatch.setattr(late_notices, "_QUIET_SECONDS", -1.0)
+    assert not requests.result.wait(1e-3)
+    assert capsys.readouterr().err == ""
+
+
+def test_an_interrupt_of_a_wait_behind_a_cell_says_that_the_cell_goes_on(requests, monkeypatch):
+    ranks(monkeypatch, pending=(1,))
+    client_requests.follow(requests.client)
+
+    def press(rank, text):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(late_notices, "_show", press)
+    requests.give_notice(0)
+    with pytest.raises(KeyboardInterrupt) as pressed:
+        requests.result.get()
+    (line,) = pressed.value._render_traceback_()
+    assert line.endswith(
+        f"the wait was interrupted. {FIRST}; it goes on, and the request comes after it. To end "
+        "it, type: ranks.interrupt()"
+    )
 
 
 def test_a_loop_over_the_results_shows_the_notices_of_the_next_one(requests, monkeypatch):

@@ -315,8 +315,8 @@ def test_an_interrupt_is_answered_with_what_the_next_one_costs():
     played.recovery.interrupted()
     played.obey()
     assert played.said.endswith(
-        "rank 3: being replaced; wait for that: interrupting once more kills all ranks, with "
-        "their variables\n"
+        "rank 3: being replaced; it ends by itself, and interrupting once more kills all ranks, "
+        "with their variables\n"
     )
     played.go_on(Stage.RESTORING, requests.RESTORE)
     played.recovery.time_is_over()
