@@ -581,6 +581,19 @@ def test_a_rank_that_has_left_out_a_collective_of_a_blocking_call_is_not_waited_
     px.run("%%px\nprint(allreduce(1, Sum))").says("[stdout:0] 2", "[stdout:1] 2")
 
 
+def test_a_task_behind_does_not_hide_that_a_rank_has_left_out_a_collective(px):
+    px.run(f"%%px{UNTIL_NEXT}").ok()
+    px.run(
+        "def task(number): until_next(f'task {number}')\n"
+        "tasks = view.client.load_balanced_view().map_async(task, range(4))"
+    ).ok()
+    wait_until(lambda: all((px.cwd / f"task {number}").exists() for number in range(2)))
+    px.run("view.apply_sync(missing)").says("RankLeft", "finished the request without calling")
+    wait_until(lambda: all((px.cwd / f"task {number}").exists() for number in range(4)))
+    px.run("%%px\nprint(allreduce(1, Sum))").says("[stdout:0] 2", "[stdout:1] 2")
+    assert px.value("tasks.get()") == str([None] * 4)
+
+
 @pytest.mark.parametrize("magic", ["%%px", "%%distributed"])
 def test_what_follows_a_failed_request_does_not_receive_its_messages(px, magic):
     sends = "if rank == 0: comm.send({!r}, 1)\nelse: {}"

@@ -16,7 +16,6 @@ from functools import partial
 from typing import Any
 
 from allranks.collectives import world
-from allranks.collectives.calls import rank_state as fields
 from allranks.collectives.calls.frames import frames_of_threads, no_collection
 from allranks.collectives.calls.rank_state import RankState
 from allranks.collectives.calls.sites import OURS, USER, has_user_line, kind_of
@@ -110,21 +109,20 @@ class ClientRequests(RankFeature):
             self._alone, self._epochs.in_request = alone, True
             self._is_task = _OF_A_TASK in parent["metadata"]
             this = world.current()
-            this.in_request = alone
+            this.client = _client_of(parent) if alone else 0
             this.request = 0 if self._is_task or not alone else _number_of(parent, this.rank)
             this.part = this.request if parent["metadata"].get(BLOCKS) else 0
-            this.board.put(fields.ENDED_PART, 0)
             threads = {*threading.enumerate()}
             try:
                 done = handle(stream, ident, parent)
                 if inspect.isawaitable(done):
                     await done
             finally:
-                self._epochs.in_request = this.in_request = False
+                self._epochs.in_request, this.client = False, 0
                 part, this.request, this.part = this.part, 0, 0
                 self._shown_before = None  # it has the variables of its frames
                 if part and not _goes_on(this, threads):
-                    this.board.put(fields.ENDED_PART, part)
+                    this.end_part(part)
         publish(self._failed)
 
     async def _do_execute(self, *arguments: Any, **options: Any) -> dict[str, Any]:
@@ -232,11 +230,22 @@ def _number_of(parent: dict[str, Any], rank: int) -> int:
     a view of all ranks sends one to each, in their order. That to a broadcast view is a single one.
     """
     broadcast = parent["metadata"].get("original_msg_id")
-    client, _, count = (broadcast or parent["header"]["msg_id"]).rpartition("_")
+    _, _, count = _id_of(parent).rpartition("_")
     if not count.isdecimal():
         return 0
     number = parent["metadata"].get(CALL) or max(1, int(count) - (0 if broadcast else rank))
-    return zlib.crc32(client.encode()) << 32 | number
+    return _client_of(parent) << 32 | number
+
+
+def _client_of(parent: dict[str, Any]) -> int:
+    """Returns the number of a request's client, as `RankState.client` has it."""
+    return zlib.crc32(parent["header"]["session"].encode()) or 1
+
+
+def _id_of(parent: dict[str, Any]) -> str:
+    """Returns the id that a client has given to a request, or to all those of a broadcast."""
+    found: str = parent["metadata"].get("original_msg_id") or parent["header"]["msg_id"]
+    return found
 
 
 def _goes_on(this: RankState, threads: set[threading.Thread]) -> bool:

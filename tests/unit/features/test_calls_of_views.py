@@ -4,14 +4,13 @@ import asyncio
 import mmap
 import threading
 from contextlib import ExitStack, contextmanager
-from functools import partial
 from types import SimpleNamespace
 
 import pytest
 from ipyparallel.client.asyncresult import AsyncResult
 from ipyparallel.client.magics import ParallelMagics
 
-from allranks.collectives.calls.rank_state import ENDED_PART, Board, RankState
+from allranks.collectives.calls.rank_state import ENDED_PARTS, Board, RankState
 from allranks.features.ipyparallel import rank as of_ranks
 from allranks.features.ipyparallel.metadata import BLOCKS, CALL
 from allranks.features.ipyparallel.notebook import ClientPatch
@@ -143,11 +142,18 @@ class Rank(of_ranks.ClientRequests):
         yield not self.awaited
 
     def run(self, does=lambda: None, call=0, **metadata):
-        """Runs a request, and returns the part that has ended."""
+        """Runs a request, and returns whether the rank has ended its part of a blocking call."""
+        client = metadata.pop("client", "one")
         metadata |= {CALL: call, BLOCKS: True} if call else {}
-        parent = {"metadata": metadata, "header": {"msg_id": "one_7"}}
+        header = {"msg_id": f"{client}_1_7", "session": client}
+        parent = {"metadata": metadata, "header": header}
+        before = self.ended()
         asyncio.run(self._answer(lambda *_: does(), None, None, parent))
-        return self.state.board.get(0, ENDED_PART)
+        return self.ended() != before
+
+    def ended(self):
+        """Returns the parts that have ended, of each client the last one."""
+        return [self.state.board.get(0, word) for word in ENDED_PARTS]
 
 
 @pytest.fixture
@@ -162,17 +168,32 @@ def test_a_request_before_the_first_cell_is_one_of_a_notebook_too(rank):
     assert rank.state.notebook
 
 
-def test_a_rank_has_ended_its_part_until_it_begins_something_else(rank):
+def test_a_rank_has_ended_its_part_whatever_it_runs_for_others_since(rank):
     within = []
-    look = partial(rank.state.board.get, 0, ENDED_PART)
-    ended = rank.run(call=3)
+    assert rank.run(call=3)
+    (ended, *_) = rank.ended()
     assert ended & 0xFFFFFFFF == 3
-    assert rank.run(lambda: within.append(look()), call=4) == ended + 1
-    assert within == [0]
-    assert rank.run() == 0  # of a client that gives no numbers
-    assert rank.run(call=5)
+    assert not rank.run(lambda: within.append(rank.ended()[0]), client="two", retries=0)  # a task
+    assert within == [ended]
+    assert not rank.run()  # of a client that gives no numbers
+    assert rank.run(client="two", call=3)
+    assert rank.ended()[1] == ended
+    assert rank.run(call=4)
+    assert [part & 0xFFFFFFFF for part in rank.ended()[:3]] == [4, 3, 0]
     rank.awaited = True  # a cell awaits meanwhile
-    assert rank.run(call=6) == 0
+    assert not rank.run(call=6)
+
+
+def test_a_call_in_a_request_carries_its_client(rank):
+    seen = []
+    for client in ("one", "two", "one"):
+        rank.run(lambda: seen.append(rank.state.client), client=client)
+    assert seen[0] == seen[2] != seen[1]
+    assert all(seen)
+    assert rank.state.client == 0
+    rank.awaited = True  # what runs is a part of the cell
+    rank.run(lambda: seen.append(rank.state.client))
+    assert seen[-1] == 0
 
 
 def test_a_rank_whose_part_goes_on_has_not_ended_it(rank):
@@ -185,13 +206,13 @@ def test_a_rank_whose_part_goes_on_has_not_ended_it(rank):
         await asyncio.sleep(0)
 
     thread = threading.Thread(target=train)
-    assert rank.run(thread.start, call=3) == 0
-    assert rank.run(call=4) == 0  # it may make a collective call of any request
+    assert not rank.run(thread.start, call=3)
+    assert not rank.run(call=4)  # it may make a collective call of any request
     end.set()
     thread.join()
     assert rank.run(call=4)
     tasks = []
-    assert rank.run(lambda: tasks.append(asyncio.ensure_future(later())), call=5) == 0
-    assert rank.run(lambda: setattr(rank.state, "pending", 1), call=6) == 0
+    assert not rank.run(lambda: tasks.append(asyncio.ensure_future(later())), call=5)
+    assert not rank.run(lambda: setattr(rank.state, "pending", 1), call=6)
     rank.state.pending = 0
-    assert rank.run(call=7, retries=0) == 0  # a task, which any rank may have
+    assert not rank.run(call=7, retries=0)  # a task, which any rank may have
