@@ -247,7 +247,7 @@ def test_stop_ends_the_request_that_a_cell_waits_for(px):
     cell = px.start("%%px\nrank")
     cell.wait_for(WAITS)
     px.interrupt()
-    cell.wait().fails("KeyboardInterrupt")
+    cell.wait().fails("KeyboardInterrupt").says("on ranks 0–2 was interrupted, too")
     px.run("held.get(timeout=60)").says("KeyboardInterrupt")
     assert px.run("%%px\nsize").text == "ranks 0–2 → 3\n"
 
@@ -264,7 +264,9 @@ def total():
     open("total has begun", "w").close()
     return allreduce(10.0)
 _, file, ranks, function, *arguments = sys.argv
-result = ipp.Client(file)[eval(ranks)].apply_async(globals()[function], *arguments)
+client = ipp.Client(file)
+view = client.load_balanced_view() if ranks == "any" else client[eval(ranks)]
+result = view.apply_async(globals()[function], *arguments)
 try:
     print(result.get())
 except BaseException as error:
@@ -290,22 +292,46 @@ while not os.path.exists("{} has begun"):
 def start_another(px, ranks, function, *arguments):
     """Has a client of another notebook call a function, which the ranks have begun."""
     (px.cwd / "theirs.py").write_text(THEIRS)
+    (px.cwd / f"{function} has begun").unlink(missing_ok=True)
     px.run(ANOTHER.format((ranks, function, *arguments), function)).ok()
 
 
 def test_a_request_of_another_notebook_is_named_and_an_interrupt_leaves_it_alone(px):
     start_another(px, "slice(0, 2)", "until", "their-gate")
+    theirs = px.value("theirs.pid")
     cell = px.start("%%px\nleft_out = rank")
-    cell.wait_for("ranks 0–1 must first answer a request of an ipyparallel client of another")
+    cell.wait_for(
+        "ranks 0–1 must first answer a request of an ipyparallel client of another notebook "
+        f"(process {theirs})"
+    )
     px.interrupt()
     cell.wait().fails("CellInterrupted")
-    assert "had not begun here" in cell.text
+    cell.says("had not begun here", "ranks 0–1 go on with a request of an ipyparallel client of")
     (px.cwd / "their-gate").touch()
     assert px.value("theirs.communicate()[0]") == "'[None, None]\\n'"
     assert px.run("%%px\nallreduce(rank, op=Sum), 'left_out' in globals()").text.splitlines() == [
         "ranks 0–1 → (3, False)",
         "rank 2    → (3, True)",
     ]
+
+
+def test_an_interrupt_leaves_it_alone_also_where_the_ranks_need_another_communicator(px):
+    px.run("%%px\nif rank == 0: 1 / 0\ncomm.Barrier()").fails("CellFailed")
+    start_another(px, "any", "until", "second-gate")  # a task, which begins no epoch
+    cell = px.start("%%px\nleft_out = rank")
+    cell.wait_for("must first answer a request of an ipyparallel client of another notebook")
+    px.interrupt()
+    cell.wait().fails("KeyboardInterrupt")
+    cell.says("goes on with a request of an ipyparallel client of another notebook")
+    (px.cwd / "second-gate").touch()
+    assert px.value("theirs.communicate()[0]") == "'None\\n'"
+    assert px.run("%%px\nallreduce(rank, op=Sum)").text == "ranks 0–2 → 3\n"
+
+
+def test_interrupt_ends_the_request_of_another_notebook(px):
+    start_another(px, "slice(0, 2)", "until", "never")
+    assert px.value("ranks.interrupt()") == "True"
+    assert "KeyboardInterrupt" in px.value("theirs.communicate()[0]")
 
 
 def test_a_call_of_a_cell_is_not_taken_for_one_of_a_request(px):
@@ -406,8 +432,19 @@ def test_requests_of_views_that_no_cell_waits_for_are_interrupted_too(px):
     px.run("held.get(timeout=60)").says("KeyboardInterrupt")
     px.run("task = rc.load_balanced_view().apply_async(until, 'never')").ok()
     px.run(wait.format("any")).ok()
-    assert px.value("ranks.interrupt()") == "False"
+    assert px.value("ranks.interrupt()") == "True"
     px.run("task.get(timeout=60)").says("KeyboardInterrupt")
+    assert px.value("ranks.interrupt()") == "False"
+
+
+def test_stop_ends_the_task_that_a_cell_waits_for(px):
+    px.run(f"{UNTIL}\ntask = rc.load_balanced_view().apply_async(until, 'never')").ok()
+    cell = px.start("%%px\nrank")
+    cell.wait_for("must first answer a request of an ipyparallel client; interrupt to end both")
+    px.interrupt()
+    cell.wait().fails("CellInterrupted").says("was interrupted, too")
+    px.run("task.get(timeout=60)").says("KeyboardInterrupt")
+    assert px.run("%%px\nsize").text == "ranks 0–2 → 3\n"
 
 
 def test_a_request_awaits_and_can_be_interrupted_meanwhile(px):

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from allranks.cluster import cluster
 from allranks.errors import CellInterrupted
 from allranks.features.ipyparallel import client_requests
+from allranks.features.ipyparallel.metadata import OF_RANKS
 from allranks.records.ranks import label
 
 if TYPE_CHECKING:
@@ -24,9 +25,12 @@ if TYPE_CHECKING:
 _VIEWS = ("ipyparallel.client.view", "ipyparallel.client.remotefunction")
 #: Ranks that react have ended the call by then.
 _END_SECONDS = 3.0
+_INTERRUPT = "ranks.interrupt()"
+#: Where the ranks are those of another notebook.
+_SIGNAL = 'rc.send_signal("SIGINT")'
 _GOES_ON = (
     "the wait was interrupted; the ranks go on with the request. To interrupt them as well, type: "
-    "ranks.interrupt()"
+    f"{_INTERRUPT}"
 )
 
 
@@ -50,8 +54,8 @@ def end_by_interrupt(kind: type[AsyncResult]) -> Callable[[], None]:
                 does = "has" if len(behind) == 1 else "have"
                 raise CellInterrupted(
                     f"the wait for the call of {result._fname} was interrupted. {label(behind)} "
-                    f"{does} an earlier request to answer first, and then this one. To end one "
-                    "after the other, type: ranks.interrupt()"
+                    f"{does} an earlier request to answer first, and then this one. To end both, "
+                    f"type: {_INTERRUPT if _are_of_this_notebook(result._client) else _SIGNAL}"
                 ) from None
             _end(result, ranks)
         raise CellInterrupted(*_told(result, ranks))
@@ -72,22 +76,24 @@ def say_it_goes_on(pressed: KeyboardInterrupt, requests: Collection[str]) -> Non
 
 
 def _ranks_of(result: Any) -> list[int]:
-    """Returns the ranks of this notebook that have still to answer a direct view.
+    """Returns the ranks that have still to answer a direct view, also those of another notebook.
 
     A task of a load-balanced view runs on a rank that this process does not know.
     """
-    running, client = cluster.running(), result._client
-    if running is None:
-        return []
-    ours = {
-        rank: hello.engine
-        for rank, hello in running.hellos.items()
-        if client._engines.get(rank) == hello.engine
-    }
+    client = result._client
+    if not client._config.get(OF_RANKS):
+        return []  # engines of ipyparallel
+    engines = dict(client._engines)
     asked, waits = {*result.msg_ids}, client._outstanding_dict
-    busy = [rank for rank, engine in ours.items() if asked & waits.get(engine, set())]
+    busy = [rank for rank, engine in engines.items() if asked & waits.get(engine, set())]
     # A broadcast view has one request for all.
-    return busy or [rank for rank in result._targets or () if rank in ours]
+    return busy or [rank for rank in result._targets or () if rank in engines]
+
+
+def _are_of_this_notebook(client: Any) -> bool:
+    running = cluster.running()
+    engines = [hello.engine for hello in running.hellos.values()] if running is not None else []
+    return not set(engines).isdisjoint(list(client._engines.values()))
 
 
 def _behind(result: Any, ranks: Collection[int]) -> list[int]:
@@ -99,7 +105,7 @@ def _behind(result: Any, ranks: Collection[int]) -> list[int]:
 
 def _end(result: Any, ranks: Collection[int]) -> None:
     try:
-        client_requests.interrupt(result._client, ranks)
+        client_requests.interrupt(result._client, ranks, result.msg_ids)
         result.wait(_END_SECONDS)
     except KeyboardInterrupt:
         pass  # pressed again: the wait ends at once
@@ -112,10 +118,12 @@ def _told(result: Any, ranks: Collection[int]) -> tuple[str, str]:
         left = _ranks_of(result)
         it, its = ("it", "its") if len(left) == 1 else ("they", "their")
         react = "does" if len(left) == 1 else "do"
+        client = "ranks.client()" if _are_of_this_notebook(result._client) else "rc"
         line = (
-            f"{call} was interrupted, and {label(left)} {react} not react: {it} may be in a call "
-            f"that does not return to Python. To end {label(left)} with {its} variables, type: "
-            f'ranks.client().send_signal("SIGKILL", targets={left})'
+            f"{call} was interrupted, and {label(left)} {react} not react: {it} may have a request "
+            f"of another notebook to answer first, after which the call ends, or be in a call that "
+            f"does not return to Python. To end {label(left)} with {its} variables, type: "
+            f'{client}.send_signal("SIGKILL", targets={left})'
         )
         return line, line
     line = f"{call} was interrupted; the ranks keep their variables"

@@ -21,6 +21,7 @@ from ipyparallel.controller.heartmonitor import HeartMonitor
 
 from allranks.engine import processes
 from allranks.features.ipyparallel.engine import HEARTBEAT_MS, allow_ipv6
+from allranks.features.ipyparallel.metadata import OF_RANKS
 from allranks.records.config import family_of
 
 #: Once all engines are registered, beats are rare: on several hosts they would be most of the
@@ -63,6 +64,7 @@ def connection_info(interface: str = "") -> tuple[Info, Info, str, list[socket.s
     }
     engine = dict(base, hb_ping=next(ports), hb_pong=next(ports), broadcast=[next(ports)])
     client = dict(base, notification=next(ports), broadcast=next(ports), task_scheme="leastload")
+    client[OF_RANKS] = "yes"
     for name in _PAIRED_PORTS:
         engine[name] = next(ports)
         client[name] = next(ports)

@@ -6,3 +6,11 @@ CALL = "allranks_call"
 BLOCKS = "allranks_blocks"
 #: The rank that gives a notice, for instance that it waits for another one.
 NOTICE_OF = "allranks_notice_of"
+#: In the content of an interrupt: the requests that it is for, also if they have yet to begin.
+REQUESTS = "allranks_requests"
+#: Or the client whose request it is for, if the rank runs one. Without both it is for any request.
+CLIENT = "allranks_client"
+#: The notebook that has made a request, for people.
+NOTEBOOK = "allranks_notebook"
+#: In the information by which clients connect: that the engines are ranks.
+OF_RANKS = "allranks_ranks"

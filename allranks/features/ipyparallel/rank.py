@@ -26,7 +26,14 @@ from allranks.engine.interrupts import Interrupts
 from allranks.engine.kernel import LAST_ANSWER_SECONDS, KernelStart
 from allranks.engine.transcript import Entry
 from allranks.features.ipyparallel.engine import RankEngine
-from allranks.features.ipyparallel.metadata import BLOCKS, CALL, NOTICE_OF
+from allranks.features.ipyparallel.metadata import (
+    BLOCKS,
+    CALL,
+    CLIENT,
+    NOTEBOOK,
+    NOTICE_OF,
+    REQUESTS,
+)
 from allranks.records.wire import Ends
 
 _ERROR = ("ename", "evalue", "traceback")
@@ -82,6 +89,8 @@ class ClientRequests(RankFeature):
         #: Whether a request runs, and no cell: an awaited cell lets requests run.
         self._alone = False
         self._is_task = self._was_interrupted = False
+        #: The id of the request that runs, and of those that are to end before they begin.
+        self._runs, self._left_out = "", set[str]()
         #: The error whose traceback was the last before the request.
         self._shown_before: BaseException | None = None
         self._execute, self._apply = kernel.do_execute, kernel.do_apply
@@ -106,7 +115,8 @@ class ClientRequests(RankFeature):
         self._shown_before = _last_shown()
         publish = partial(_publish, self._kernel, parent)
         with self._wire.output_for_client(publish) as alone, _like_a_cell(self._interrupts, alone):
-            self._alone, self._epochs.in_request = alone, True
+            self._alone, self._epochs.in_request = alone, _about(parent)
+            self._runs = _id_of(parent)
             self._is_task = _OF_A_TASK in parent["metadata"]
             this = world.current()
             this.client = _client_of(parent) if alone else 0
@@ -118,7 +128,7 @@ class ClientRequests(RankFeature):
                 if inspect.isawaitable(done):
                     await done
             finally:
-                self._epochs.in_request, this.client = False, 0
+                self._runs, self._epochs.in_request, this.client = "", None, 0
                 part, this.request, this.part = this.part, 0, 0
                 self._shown_before = None  # it has the variables of its frames
                 if part and not _goes_on(this, threads):
@@ -144,10 +154,11 @@ class ClientRequests(RankFeature):
 
     def _prepare(self, method: str) -> dict[str, Any] | None:
         """Begins another epoch if a request needs one; returns the error that ends the request."""
-        if not self._alone or self._is_task:
-            return None
         try:
-            self._epochs.enter()
+            if self._has_taken(self._runs):
+                raise KeyboardInterrupt("the request was interrupted before this rank began it")
+            if self._alone and not self._is_task:
+                self._epochs.enter()
         except BaseException as error:
             shell = self._kernel.shell
             shell.showtraceback()
@@ -210,12 +221,36 @@ class ClientRequests(RankFeature):
                 kill = threading.Timer(LAST_ANSWER_SECONDS, os.kill, (os.getpid(), number))
                 kill.daemon = True
                 kill.start()
-            elif number and interrupts.number == _CLIENT and interrupts.heard:
+            elif (
+                number
+                and self._is_for_running(parent["content"])
+                and interrupts.number == _CLIENT
+                and interrupts.heard
+            ):
                 interrupts.send(_CLIENT)
                 # ipykernel's handler, for requests that await, does not wake the loop.
                 self._loop.call_soon_threadsafe(int)
                 interrupts.wait_for_end(INTERRUPTED_SECONDS)
         self._kernel.session.send(stream, "signal_reply", content, parent=parent, ident=ident)
+
+    def _is_for_running(self, interrupt: dict[str, Any]) -> bool:
+        """Whether an interrupt is for the request that runs; notes those that have yet to begin."""
+        asked, client = interrupt.get(REQUESTS, ()), interrupt.get(CLIENT)
+        if not asked and client is None:
+            return True
+        self._left_out.update(asked)
+        if self._runs in asked:
+            return self._has_taken(self._runs)
+        runs = self._epochs.in_request
+        return runs is not None and runs["client"] == client
+
+    def _has_taken(self, request: str) -> bool:
+        """Whether the caller is to end a request: the main thread before it begins, or a signal."""
+        try:
+            self._left_out.remove(request)
+        except KeyError:
+            return False
+        return True
 
 
 def _last_shown() -> BaseException | None:
@@ -240,6 +275,13 @@ def _number_of(parent: dict[str, Any], rank: int) -> int:
 def _client_of(parent: dict[str, Any]) -> int:
     """Returns the number of a request's client, as `RankState.client` has it."""
     return zlib.crc32(parent["header"]["session"].encode()) or 1
+
+
+def _about(parent: dict[str, Any]) -> dict[str, str]:
+    """Returns `RankEpochs.in_request` for a request."""
+    _, _, process = _id_of(parent).rpartition("_")[0].partition("_")
+    notebook = parent["metadata"].get(NOTEBOOK) or (process and f"process {process}")
+    return {"client": parent["header"]["session"], "notebook": notebook}
 
 
 def _id_of(parent: dict[str, Any]) -> str:

@@ -8,6 +8,7 @@ import pytest
 from allranks.cluster import cluster
 from allranks.errors import CellInterrupted
 from allranks.features.ipyparallel.blocking_calls import end_by_interrupt
+from allranks.features.ipyparallel.metadata import OF_RANKS, REQUESTS
 
 
 class Result:
@@ -40,10 +41,12 @@ class Client:
     def __init__(self):
         self._engines = {0: "engine-0", 1: "engine-1"}
         self._outstanding_dict = defaultdict(set)
+        self._config = {OF_RANKS: True}
         self.signals = []
 
-    def send_signal(self, signal, targets, block):
-        self.signals.append((signal, targets, block))
+    def _send_control_request(self, targets, kind, content, block):
+        assert (kind, content["sig"], block) == ("signal_request", "SIGINT", False)
+        self.signals.append((targets, content[REQUESTS]))
 
 
 @pytest.fixture
@@ -70,7 +73,7 @@ def test_the_ranks_that_have_not_answered_are_interrupted_and_the_cell_ends(get)
         CellInterrupted, match=r"^the call of f on rank 1 was interrupted; "
     ) as told:
         get(result)
-    assert result._client.signals == [("SIGINT", [1], False)]
+    assert result._client.signals == [([1], ["request-0", "request-1"])]
     assert told.value.text.startswith("f() at line 3\n")
 
 
@@ -119,3 +122,21 @@ def test_other_waits_end_as_with_ipyparallel(get, targets):
     with pytest.raises(KeyboardInterrupt):
         get(result, by)
     assert result._client.signals == []
+
+
+def test_a_notebook_without_ranks_ends_its_call_on_those_of_another_one(get, monkeypatch):
+    monkeypatch.setattr(cluster, "running", lambda: None)
+    result = Result(reacts=False)
+    with pytest.raises(CellInterrupted, match=r'rc\.send_signal\("SIGKILL", targets=\[1\]\)$'):
+        get(result)
+    assert result._client.signals == [([1], ["request-0", "request-1"])]
+    result._client._outstanding_dict["engine-1"].add("training")
+    with pytest.raises(CellInterrupted, match=r'To end both, type: rc\.send_signal\("SIGINT"\)$'):
+        get(result)
+
+
+def test_a_call_on_engines_of_ipyparallel_is_left_to_it(get):
+    result = Result()
+    result._client._config = {}
+    with pytest.raises(KeyboardInterrupt):
+        get(result)

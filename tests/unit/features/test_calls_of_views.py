@@ -12,7 +12,7 @@ from ipyparallel.client.magics import ParallelMagics
 
 from allranks.collectives.calls.rank_state import ENDED_PARTS, Board, RankState
 from allranks.features.ipyparallel import rank as of_ranks
-from allranks.features.ipyparallel.metadata import BLOCKS, CALL
+from allranks.features.ipyparallel.metadata import BLOCKS, CALL, CLIENT, REQUESTS
 from allranks.features.ipyparallel.notebook import ClientPatch
 from tests.unit.features.unconnected_client import Unconnected
 
@@ -122,15 +122,38 @@ def test_calls_have_higher_numbers_than_requests_before_them():
     assert first == second > max(before)
 
 
+class Interrupts:
+    """Counts those that are sent while they are heard."""
+
+    number = sent = 0
+    heard = False
+
+    def hear(self):
+        self.heard = True
+
+    def hear_no_more(self):
+        self.heard = False
+
+    def send(self, _number):
+        self.sent += 1
+
+    def wait_for_end(self, _seconds):
+        pass
+
+
 class Rank(of_ranks.ClientRequests):
     """The part of a rank that runs requests; ``state`` is published."""
 
     def __init__(self):
         self.state = RankState(0, (0,), Board(mmap.mmap(-1, Board.nbytes(1)), (0,), 0))
         self.state.strays_reported = False
-        self._failed, self._kernel = [], None
-        self._epochs = SimpleNamespace(in_request=False)
-        self._interrupts = SimpleNamespace(hear=lambda: None, hear_no_more=lambda: None)
+        shell = SimpleNamespace(showtraceback=lambda: None, _last_traceback=None)
+        session = SimpleNamespace(send=lambda *_, **__: None)
+        about = {"get_engine_info": lambda method: {}}
+        self._failed, self._kernel = [], SimpleNamespace(shell=shell, session=session, **about)
+        self._epochs = SimpleNamespace(in_request=None, enter=lambda: None)
+        self._interrupts, self._runs, self._left_out = Interrupts(), "", set()
+        self._loop = SimpleNamespace(call_soon_threadsafe=lambda _: None)
         self._wire = SimpleNamespace(output_for_client=self._output)
         self.awaited = False
 
@@ -150,6 +173,12 @@ class Rank(of_ranks.ClientRequests):
         before = self.ended()
         asyncio.run(self._answer(lambda *_: does(), None, None, parent))
         return self.ended() != before
+
+    def interrupt(self, **which):
+        """Interrupts the rank; returns whether that has reached the request that runs."""
+        before = self._interrupts.sent
+        self._signal(None, None, {"content": {"sig": "SIGINT", **which}})
+        return self._interrupts.sent > before
 
     def ended(self):
         """Returns the parts that have ended, of each client the last one."""
@@ -216,3 +245,33 @@ def test_a_rank_whose_part_goes_on_has_not_ended_it(rank):
     assert not rank.run(lambda: setattr(rank.state, "pending", 1), call=6)
     rank.state.pending = 0
     assert not rank.run(call=7, retries=0)  # a task, which any rank may have
+
+
+FOR = {
+    "whatever runs": ({}, True),
+    "this client": ({CLIENT: "one"}, True),
+    "another client": ({CLIENT: "two"}, False),
+    "this request": ({REQUESTS: ["one_1_7", "one_1_8"]}, True),
+    "a task of this client before its request": ({CLIENT: "one", REQUESTS: ["one_1_8"]}, True),
+    "requests of another client": ({REQUESTS: ["two_1_7"]}, False),
+}
+
+
+@pytest.mark.parametrize(("which", "reaches"), FOR.values(), ids=FOR.keys())
+def test_an_interrupt_ends_a_request_of_those_that_it_is_for(rank, which, reaches):
+    found = []
+    rank.run(lambda: found.append(rank.interrupt(**which)))
+    assert found == [reaches]
+    assert not rank.interrupt(**which)  # it has ended
+
+
+def test_an_interrupt_that_comes_before_its_request_ends_it_when_it_begins(rank):
+    began = []
+    assert not rank.interrupt(**{REQUESTS: ["two_1_7"]})
+    rank.run(lambda: began.append(rank._prepare("apply")))
+    for _ in range(2):
+        rank.run(lambda: began.append(rank._prepare("apply")), client="two")
+    assert began[0] is None
+    assert began[1]["ename"] == "KeyboardInterrupt"
+    assert "before this rank began it" in began[1]["evalue"]
+    assert began[2] is None

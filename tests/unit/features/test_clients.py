@@ -17,6 +17,7 @@ from allranks.errors import UsageError
 from allranks.features.ipyparallel import client_requests, notebook
 from allranks.features.ipyparallel.clients import RankClients
 from allranks.features.ipyparallel.connection_files import ConnectionFiles, _set_name
+from allranks.features.ipyparallel.metadata import REQUESTS
 from allranks.features.ipyparallel.notebook import ClientPatch, NotebookClients
 from allranks.records.agent import Again, AgentExit, Controller, ControllerExit, Registered
 
@@ -258,11 +259,14 @@ def test_a_client_interrupts_a_cell_in_the_background_only_for_its_user(monkeypa
     monkeypatch.setattr(notebook, "in_background", lambda ranks: [cell])
     with ExitStack() as undo:
         ClientPatch(undo)
-        client_requests.interrupt(followed, [1])
+        monkeypatch.setattr(
+            Client, "_send_control_request", lambda *call, block: calls.append(call[1:])
+        )
+        client_requests.interrupt(followed, [1], {"request"})
         followed.send_signal("SIGUSR1")
         followed.send_signal(signal.SIGINT, targets=0)
     assert calls == [
-        (("SIGINT",), {"targets": [1], "block": False}),
+        ([1], "signal_request", {"sig": "SIGINT", REQUESTS: ["request"]}),
         (("SIGUSR1",), {"targets": None, "block": None}),
         "interrupted",
         ((signal.SIGINT,), {"targets": 0, "block": None}),
