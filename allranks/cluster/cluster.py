@@ -360,7 +360,11 @@ class Cluster:
         elif roster.running is not None and connection.run is not None:
             connection.run.press()
         elif not roster.caller and roster.phase == "running":
-            return connection.interrupt_clients()
+            with self.cells.turns.taken_if_free() as free:
+                if free:
+                    return connection.interrupt_clients()
+            connection.inbox.put(InterruptRequested())  # a call of another thread begins
+            return True
         return roster.busy or connection.awaits_clients
 
     def heal_when(self, healing: str) -> None:

@@ -15,7 +15,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol
 
-from allranks.cluster import failures
+from allranks.cluster import failures, held_cells
 from allranks.cluster.failures import CellRecord
 from allranks.cluster.features import ClusterContext, NotebookFeature, NotebookHooks
 from allranks.cluster.function_sources import with_sources
@@ -61,7 +61,7 @@ from allranks.records.agent import (
 from allranks.records.agent import Event as AgentEvent
 from allranks.records.config import CLIENTS_RANKS, HostAgentConfig
 from allranks.records.deferred import deferred
-from allranks.records.ranks import label
+from allranks.records.ranks import IDLE, Activity, label
 from allranks.records.telemetry import Pulse
 from allranks.records.wire import (
     BETWEEN_CELLS,
@@ -79,6 +79,7 @@ from allranks.records.wire import (
 )
 
 _ASK_SECONDS = 30.0
+_STATUS_SECONDS = 1.0
 _SLOW_CLIENT_SECONDS = 2.0
 _POLL_SECONDS = 0.1
 
@@ -503,15 +504,43 @@ class Connection:
         return {engine: engines[engine] for found in waits for engine in found}
 
     def interrupt_clients(self) -> bool:
-        """Interrupts what ranks do for clients, while no cell runs; returns whether clients of this
-        process wait for it.
+        """Interrupts what ranks do for clients of any notebook, while no cell runs; returns whether
+        they did anything.
         """
-        engines = self.unanswered(range(self.size))
+        told = self.ask(requests.STATUS, {}, seconds=_STATUS_SECONDS, strict=False)
+        found = {rank: content for rank, (content, _) in told.items()}
+        engines, own = self.unanswered(range(self.size)), self.own_clients()
         self.hooks.call_each((one.give_up for one in self.hooks.holding()), engines)
-        # What clients of other processes have asked for, and tasks for any rank.
-        others = set(self.roster.alive) - set(engines.values())
-        self.send(sorted(others), Interrupt(BETWEEN_CELLS))
-        return bool(engines)
+        # Also tasks, of which no process knows which rank runs them.
+        reached = {
+            rank
+            for rank in engines.values()
+            if not (request := found.get(rank, {}).get("request")) or request["client"] in own
+        }
+        others = set(self.roster.alive) - reached
+        self.send(sorted(others), Interrupt(BETWEEN_CELLS, requests_too=True))
+        return bool(engines) or not all(_is_idle(found.get(rank)) for rank in self.roster.alive)
+
+    def own_clients(self) -> set[str]:
+        """Returns the ids of this notebook's clients."""
+        found = self.hooks.call_each(one.clients for one in self.hooks.holding())
+        return set().union(*found)
+
+    def held_text(self, held: held_cells.Requests) -> str:
+        """Returns for which ranks a cell waits, by the requests of clients that they run."""
+        return held_cells.what_waits(held, self.own_clients(), self._request)
+
+    def leave_held_cell(self, held: held_cells.Requests) -> str:
+        """Interrupts the requests of this notebook that hold a cell; returns what has ended."""
+        engines = [self.roster.hellos[rank].engine for rank in held if rank in self.roster.hellos]
+        holding = self.hooks.holding()
+        self.hooks.call_each((one.interrupt_running for one in holding), engines)
+        return held_cells.what_ended(held, self.own_clients(), self._request)
+
+    @property
+    def _request(self) -> str:
+        """What clients make, in words."""
+        return next((one.holds_cells for one in self.hooks.holding()), "a request of a client")
 
     def await_clients(self, ranks: Collection[int], tell: Callable[[str], object]) -> None:
         """Waits until ranks have answered all requests that a feature has made for its clients.
@@ -535,13 +564,17 @@ class Connection:
             while engines := self.unanswered(ranks):
                 if self.step(_POLL_SECONDS):
                     self.hooks.call_each((one.give_up for one in holding), engines)
+                    where = label(sorted(engines.values()))
+                    too = f"{holding[0].holds_cells} on {where} was interrupted, too"
                     if threading.current_thread() is threading.main_thread():
-                        raise KeyboardInterrupt
-                    raise CellInterrupted("the cell was interrupted before it began")
+                        raise KeyboardInterrupt(too)
+                    raise CellInterrupted(f"the cell was interrupted before it began; {too}")
                 if quiet is not None and quiet.left() <= 0:
                     quiet = None
                     which = label(sorted(engines.values()))
-                    tell(f"{which} must first answer {holding[0].holds_cells}; interrupt to end it")
+                    tell(
+                        f"{which} must first answer {holding[0].holds_cells}; interrupt to end both"
+                    )
                 if quiet is None:
                     said = self.hooks.call_each((one.late_lines for one in holding), engines)
                     for line in itertools.chain.from_iterable(said):
@@ -707,6 +740,13 @@ class Connection:
         if self.roster.can_replace or self.size == 1:
             return ""
         return self._launcher.why_not_replaced()
+
+
+def _is_idle(status: dict[str, Any] | None) -> bool:
+    """Whether a rank has answered that it runs nothing, not even a request that awaits."""
+    if status is None or status.get("request"):
+        return False
+    return Activity(*status["doing"]) == IDLE
 
 
 def _start_controller(agents: list[AnyAgent]) -> None:

@@ -212,7 +212,7 @@ class NotebookFeature:
     def unanswered(self, engines: Collection[str]) -> Collection[str]:
         """Returns which of these kernels of ranks (`Hello.engine`) a cell has to wait for.
 
-        Called if ``holds_cells``, as the next four.
+        Called if ``holds_cells``, as the next six.
         """
         return ()
 
@@ -229,6 +229,15 @@ class NotebookFeature:
 
     def give_up(self, engines: Collection[str]) -> None:
         """The user has interrupted the wait for these."""
+
+    def interrupt_running(self, engines: Collection[str]) -> None:
+        """The user has interrupted a cell that these may not begin: what they run for clients of
+        this notebook is to end as well.
+        """
+
+    def clients(self) -> Collection[str]:
+        """Returns the ids of this notebook's clients, as `RankEpochs.in_request` has them."""
+        return ()
 
     def cell_started(self) -> None:
         """A cell is about to be sent, or another notebook's cell is shown from now on."""

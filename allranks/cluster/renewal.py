@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Collection, Iterable
 
 from allranks.cluster.connection import AnswersSoFar, Connection
+from allranks.cluster.held_cells import Requests
 from allranks.countdown import Countdown
 from allranks.errors import ClusterLost, UsageError
 from allranks.records import requests
@@ -96,11 +97,15 @@ class Renewal:
         """What each rank that has not answered does, as far as its state is known."""
         self.pressed = False
         """Whether the user has interrupted it."""
+        self._requests: dict[int, dict[str, str]] = {}
+        """The requests of clients that ranks run, as far as is known."""
         self._limit: Countdown | None = None
         """From the interrupt on."""
 
     def make(self, epoch: int) -> None:
-        """Raises UsageError if a rank has not done its part. Ranks may die meanwhile."""
+        """Raises UsageError if a rank has not done its part; KeyboardInterrupt if the user has
+        interrupted it while ranks run requests of clients, which go on. Ranks may die meanwhile.
+        """
         ranks = self._ranks
         shown, answered = Countdown(_SHOWN_SECONDS), Countdown(2 * _SHOWN_SECONDS)
         patience, asked, told = Countdown(_PATIENCE_SECONDS), False, 0
@@ -119,14 +124,20 @@ class Renewal:
                 if not asked and shown.left() <= 0:
                     asked = True
                     ranks.ask_soon(requests.STATUS, {}, self._take_status, silent)
+                held = {r: self._requests[r] for r in silent if r in self._requests}
+                if held and self.pressed:
+                    # They begin the epoch once they have answered.
+                    raise KeyboardInterrupt(ranks.leave_held_cell(held))
                 if answered.left() <= 0:
                     self._doing = dict.fromkeys(silent, "") | self._doing
                 busy = self._busy(silent)
                 known = [rank for rank in busy if self._doing.get(rank)]
                 if busy and told <= bool(known):  # once more when it is known what a rank does
                     told = 1 + bool(known)
-                    self._tell(f"{self._text(known or busy)}; {_WAITS}")
-                if patience.left() <= 0 and self._limit is None:
+                    self._tell(self._wait_text(known or busy, held))
+                if patience.left() <= 0 and held:
+                    patience, asked = Countdown(_PATIENCE_SECONDS), False
+                elif patience.left() <= 0 and self._limit is None:
                     self._interrupt(silent)
                 if self._limit is not None and self._limit.left() <= 0:
                     self._end(self._busy(silent) or silent)
@@ -149,10 +160,18 @@ class Renewal:
 
     def _take_status(self, answer: Answer) -> None:
         self._doing[answer.rank] = str(Activity(*answer.content.get("doing", ("",))))
+        self._requests.pop(answer.rank, None)
+        if request := answer.content.get("request"):
+            self._requests[answer.rank] = request
 
     def _busy(self, silent: Iterable[int]) -> list[int]:
         """Those that do not merely wait for the others."""
         return [rank for rank in silent if self._doing.get(rank, _MEETS) != _MEETS]
+
+    def _wait_text(self, ranks: list[int], held: Requests) -> str:
+        others = [rank for rank in ranks if rank not in held]
+        said = [f"{self._text(others)}; {_WAITS}"] if others else []
+        return "\n".join([*filter(None, [self._ranks.held_text(held)]), *said])
 
     def _text(self, ranks: list[int]) -> str:
         one = len(ranks) == 1

@@ -72,7 +72,7 @@ _AFTERWARDS = "This failed after the cell's last line: its variables are kept, i
 _NOT_THE_CELL = f"This error was not raised by a line of the cell. {_CHANGED}"
 _NOT_BEGUN = (
     "KeyboardInterrupt: the cell had not begun here, because a request of a client was to be "
-    "answered first. The request goes on."
+    "answered first."
 )
 _LOW_LIMIT = "A cell has set the recursion limit of this rank to {}. Type: %distributed restart"
 _RECURSION_LIMIT = sys.getrecursionlimit()

@@ -24,14 +24,15 @@ class RankEpochs:
     ``call_soon`` calls a function in the rank's event loop, from any thread.
 
     Attributes:
-        in_request: whether code runs here that is no cell; the feature that runs it sets it.
+        in_request: what runs here that is no cell: the id of its ``client``, and the ``notebook``
+            of that, for people. None for nothing. The feature that runs it sets it.
     """
 
     def __init__(
         self, wire: RankWire, begin_epoch: BeginEpoch, call_soon: Callable[..., object]
     ) -> None:
         self._wire, self._begin_epoch, self._call_soon = wire, begin_epoch, call_soon
-        self.in_request = False
+        self.in_request: dict[str, str] | None = None
         reporter = world.current().line_reporter
         if reporter is not None:
             reporter.also.append(self._look)
@@ -85,7 +86,7 @@ class RankEpochs:
         return not self._is_busy() and this.epoch + 1 in this.board.column(fields.BEGINS)
 
     def _is_busy(self) -> bool:
-        return self.in_request or self._wire.busy
+        return self.in_request is not None or self._wire.busy
 
     def _begin(self, this: World) -> None:
         self._begin_epoch(lambda: collectives.renew(this.epoch + 1))

@@ -319,7 +319,7 @@ class Rank:
         elif isinstance(record, Interrupt):
             if record.cell != BETWEEN_CELLS:
                 self._interrupt(record.cell)
-            elif not self._meets:
+            elif not self._meets and (record.requests_too or not self._epochs.in_request):
                 self._runner.interrupts.end_between_cells()
         elif isinstance(record, Died):
             runtime.died(record.rank, record.how)
@@ -485,22 +485,22 @@ class Rank:
         return not back.wait(_MOMENT_SECONDS)
 
     def _status(self) -> dict[str, Any]:
-        busy, doing = self.wire.busy, world.current().doing
-        if not busy and (waits_for_events() or not self._stays_away()):
+        busy, doing, request = self.wire.busy, world.current().doing, self._epochs.in_request
+        if not busy and (waits_for_events() or not (request or self._stays_away())):
             doing = IDLE
         elif not busy and self._meets:
             doing = MEETS
         elif not busy and not doing.text:
             # A hook of a feature, a request of a client, or a finalizer.
             place = sites.of_frame(frames.frame_of_main_thread()).place
-            what = "in a request of a client, at" if self._epochs.in_request else "at"
+            what = "in a request of a client, at" if request else "at"
             doing = Activity("between two cells", f"{what} {sites.with_source(place)}")
         return {
             "pid": os.getpid(),
             "rss_nbytes": self._telemetry.rss_nbytes(),
             "doing": doing,
             "line": current_line() if busy else "",
-            "request": self._epochs.in_request and not busy,
+            "request": None if busy else request,
         }
 
     def _pulled(self, names: list[str]) -> bytes:

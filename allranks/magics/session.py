@@ -225,7 +225,8 @@ def short_interrupts(session: Session, line: str) -> Iterator[None]:
         kept = _NONE if running is None else _what_runs(running.roster)
         if running is not None and running.roster.busy:
             kept = "The ranks still run another call. To interrupt it, type: ranks.interrupt()"
-        show_as_line(pressed, f"{line}. {kept}")
+        # What it has ended beside the cell.
+        show_as_line(pressed, f"{'; '.join(filter(None, [line, str(pressed)]))}. {kept}")
         raise
 
 

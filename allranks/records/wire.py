@@ -147,10 +147,12 @@ BETWEEN_CELLS = -2
 @frozen
 class Interrupt(Record):
     """Raise KeyboardInterrupt in the rank's main thread if it still runs this cell, or, for
-    `BETWEEN_CELLS`, what it does between two cells.
+    `BETWEEN_CELLS`, what it does between two cells; a request of a client only with
+    ``requests_too``.
     """
 
     cell: int
+    requests_too: bool = False
 
 
 @frozen

@@ -258,7 +258,7 @@ def test_stop_ends_the_request_that_a_cell_waits_for(px):
     cell = px.start("%%px\nrank")
     cell.wait_for(WAITS)
     px.interrupt()
-    cell.wait().fails("KeyboardInterrupt")
+    cell.wait().fails("KeyboardInterrupt").says("on ranks 0–2 was interrupted, too")
     px.run("held.get(timeout=60)").says("KeyboardInterrupt")
     assert px.run("%%px\nsize").text == "ranks 0–2 → 3\n"
 
@@ -275,7 +275,9 @@ def total():
     open("total has begun", "w").close()
     return allreduce(10.0)
 _, file, ranks, function, *arguments = sys.argv
-result = ipp.Client(file)[eval(ranks)].apply_async(globals()[function], *arguments)
+client = ipp.Client(file)
+view = client.load_balanced_view() if ranks == "any" else client[eval(ranks)]
+result = view.apply_async(globals()[function], *arguments)
 try:
     print(result.get())
 except BaseException as error:
@@ -303,22 +305,46 @@ while not all(map(os.path.exists, {})):
 def start_another(px, ranks, function, *arguments):
     """Has a client of another notebook call a function, which the ranks have begun."""
     (px.cwd / "theirs.py").write_text(THEIRS)
+    (px.cwd / f"{function} has begun").unlink(missing_ok=True)
     px.run(ANOTHER.format((ranks, function, *arguments), [f"{function} has begun"])).ok()
 
 
 def test_a_request_of_another_notebook_is_named_and_an_interrupt_leaves_it_alone(px):
     start_another(px, "slice(0, 2)", "until", "their-gate")
+    theirs = px.value("theirs.pid")
     cell = px.start("%%px\nleft_out = rank")
-    cell.wait_for("ranks 0–1 must first answer a request of an ipyparallel client of another")
+    cell.wait_for(
+        "ranks 0–1 must first answer a request of an ipyparallel client of another notebook "
+        f"(process {theirs})"
+    )
     px.interrupt()
     cell.wait().fails("CellInterrupted")
-    assert "had not begun here" in cell.text
+    cell.says("had not begun here", "ranks 0–1 go on with a request of an ipyparallel client of")
     (px.cwd / "their-gate").touch()
     assert px.value("theirs.communicate()[0]") == "'[None, None]\\n'"
     assert px.run("%%px\nallreduce(rank, op=Sum), 'left_out' in globals()").text.splitlines() == [
         "ranks 0–1 → (3, False)",
         "rank 2    → (3, True)",
     ]
+
+
+def test_an_interrupt_leaves_it_alone_also_where_the_ranks_need_another_communicator(px):
+    px.run("%%px\nif rank == 0: 1 / 0\ncomm.Barrier()").fails("CellFailed")
+    start_another(px, "any", "until", "second-gate")  # a task, which begins no epoch
+    cell = px.start("%%px\nleft_out = rank")
+    cell.wait_for("must first answer a request of an ipyparallel client of another notebook")
+    px.interrupt()
+    cell.wait().fails("KeyboardInterrupt")
+    cell.says("goes on with a request of an ipyparallel client of another notebook")
+    (px.cwd / "second-gate").touch()
+    assert px.value("theirs.communicate()[0]") == "'None\\n'"
+    assert px.run("%%px\nallreduce(rank, op=Sum)").text == "ranks 0–2 → 3\n"
+
+
+def test_interrupt_ends_the_request_of_another_notebook(px):
+    start_another(px, "slice(0, 2)", "until", "never")
+    assert px.value("ranks.interrupt()") == "True"
+    assert "KeyboardInterrupt" in px.value("theirs.communicate()[0]")
 
 
 def test_a_call_of_a_cell_is_not_taken_for_one_of_a_request(px):
@@ -375,8 +401,8 @@ def test_a_read_by_a_view_waits_for_the_cell_in_the_background_and_says_so(px):
     waits.wait_for("the request waits: ranks 0–2 run In[")
     px.interrupt()
     waits.wait().fails("CellInterrupted").says(
-        'the wait for dv["found"] was interrupted. ranks 0–2 run In[',
-        "(%%px --noblock) first; it goes on",
+        'dv["found"] was interrupted. ranks 0–2 run In[',
+        "(%%px --noblock) first; it goes on, and the call is left out after it.",
         "type: ranks.interrupt()",
     )
     px.run("ranks.interrupt()").ok()
@@ -462,8 +488,19 @@ def test_requests_of_views_that_no_cell_waits_for_are_interrupted_too(px):
     px.run("held.get(timeout=60)").says("KeyboardInterrupt")
     px.run("task = rc.load_balanced_view().apply_async(until, 'never')").ok()
     px.run(wait.format("any")).ok()
-    assert px.value("ranks.interrupt()") == "False"
+    assert px.value("ranks.interrupt()") == "True"
     px.run("task.get(timeout=60)").says("KeyboardInterrupt")
+    assert px.value("ranks.interrupt()") == "False"
+
+
+def test_stop_ends_the_task_that_a_cell_waits_for(px):
+    px.run(f"{UNTIL}\ntask = rc.load_balanced_view().apply_async(until, 'never')").ok()
+    cell = px.start("%%px\nrank")
+    cell.wait_for("must first answer a request of an ipyparallel client; interrupt to end both")
+    px.interrupt()
+    cell.wait().fails("CellInterrupted").says("was interrupted, too")
+    px.run("task.get(timeout=60)").says("KeyboardInterrupt")
+    assert px.run("%%px\nsize").text == "ranks 0–2 → 3\n"
 
 
 def test_a_request_awaits_and_can_be_interrupted_meanwhile(px):
@@ -635,6 +672,19 @@ def test_a_rank_that_has_left_out_a_collective_of_a_blocking_call_is_not_waited_
         "RankLeft", "finished the request without calling allreduce(Average); rank 0 waits"
     )
     px.run("%%px\nprint(allreduce(1, Sum))").says("[stdout:0] 2", "[stdout:1] 2")
+
+
+def test_a_task_behind_does_not_hide_that_a_rank_has_left_out_a_collective(px):
+    px.run(f"%%px{UNTIL_NEXT}").ok()
+    px.run(
+        "def task(number): until_next(f'task {number}')\n"
+        "tasks = view.client.load_balanced_view().map_async(task, range(4))"
+    ).ok()
+    wait_until(lambda: all((px.cwd / f"task {number}").exists() for number in range(2)))
+    px.run("view.apply_sync(missing)").says("RankLeft", "finished the request without calling")
+    wait_until(lambda: all((px.cwd / f"task {number}").exists() for number in range(4)))
+    px.run("%%px\nprint(allreduce(1, Sum))").says("[stdout:0] 2", "[stdout:1] 2")
+    assert px.value("tasks.get()") == str([None] * 4)
 
 
 @pytest.mark.parametrize("magic", ["%%px", "%%distributed"])

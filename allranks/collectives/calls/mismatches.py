@@ -53,7 +53,7 @@ def mismatch_text(brought: dict[int, tuple[Spec, Site]]) -> str:
     specs = [spec for spec, _ in brought.values()]
     field = next((f for f in Spec._fields if len({getattr(s, f) for s in specs}) > 1), "op")
     title = specs[0].title if field != "op" else "a collective"
-    if len({spec.request for spec in specs}) > 1:
+    if len({spec.client for spec in specs}) > 1:
         return _apart_text(brought)
     if field == "mistake":
         rank, wrong = next((r, s.mistake) for r, (s, _) in sorted(brought.items()) if s.mistake)
@@ -82,16 +82,23 @@ def mismatch_text(brought: dict[int, tuple[Spec, Site]]) -> str:
 
 
 def _apart_text(brought: dict[int, tuple[Spec, Site]]) -> str:
-    """As `mismatch_text`, where some ranks are in a cell, and others in a request of a client."""
-    clients = {rank: site for rank, (spec, site) in brought.items() if spec.request}
-    cells = {rank: site for rank, (_, site) in brought.items() if rank not in clients}
-    are = "is" if len(clients) == 1 else "are"
+    """As `mismatch_text`, where some ranks are in a request of a client, and others in a cell or in
+    one of another client.
+    """
+    clients = {rank: spec.client for rank, (spec, _) in sorted(brought.items())}
+    there = [rank for rank, client in clients.items() if client]
+    other, advice = "a cell", "before the cell"
+    if len(there) == len(clients):
+        there = [rank for rank, client in clients.items() if client == clients[there[0]]]
+        other, advice = "one of another client", "before the other client makes one"
+    others = [rank for rank in clients if rank not in there]
+    are = "is" if len(there) == 1 else "are"
     return "\n".join(
         [
-            f"{label(clients)} {are} in a request of a client, {label(cells)} in a cell: a call of "
+            f"{label(there)} {are} in a request of a client, {label(others)} in {other}: a call of "
             "the one would be taken for a call of the other. Wait for the answer to the request "
-            "before the cell, or let the other ranks run the request, too.",
-            *list_sites({**clients, **cells}),
+            f"{advice}, or let the other ranks run the request, too.",
+            *list_sites({rank: site for rank, (_, site) in brought.items()}),
         ]
     )
 

@@ -46,12 +46,14 @@ ASKS = (
     Activity("paused", "paused in the debugger"),
 )
 """What a rank does that waits for a person, by its word `ASKING`."""
-PORTS, REQUEST, RENEWING, OTHER_TAG, WANTED_TAG, ENDED_PART = range(24, 30)
+PORTS, REQUEST, RENEWING, OTHER_TAG, WANTED_TAG = range(24, 29)
 """The ports on which the rank's MPI listens, 16 bits each; the last request of a client that has
 failed there, or was not run, as `RankState.request` has it; the epoch + 1 from which the rank waits
 for the next one. Of a receive that waits: the source, + 1, and in the lower 32 bits the tag of a
-message with another tag that has come, and the tag for which it waits. The `RankState.part` of the
-last request that has ended, if the rank has begun nothing since."""
+message with another tag that has come, and the tag for which it waits."""
+ENDED_PARTS = range(32, 48)
+"""The `RankState.part` of the last blocking call of each client whose request has ended there, the
+newest first. More clients than words do not block at the same time."""
 REASON, WHERE, LINE, WAITING, BROKE = range(5)
 """Texts. They name lines by file and number (`Site.place`), because pages of other hosts cross the
 network; readers add the source (`with_source`)."""
@@ -339,8 +341,9 @@ class RankState:
         bits for the client, and 32 that grow with each request. 0 for none."""
         self.part = 0
         """The same, if the client sends nothing else before all ranks have answered. Else 0."""
-        self.in_request = False
-        """Whether the rank runs a request of a client, also one without a number, and no cell."""
+        self.client = 0
+        """The client whose request the rank runs, by a number that all ranks have for it. 0 in a
+        cell."""
         self.epoch = 0
         self.joined_epoch = 0
         """The epoch in which this process took the place of a dead rank; 0 if it did not."""
@@ -436,7 +439,6 @@ class RankState:
         self.scope = Scope(name, number, None if ranks is None else frozenset(ranks))
         self.entered = perf_counter()
         self.board.put(FAILED, 0)
-        self.board.put(ENDED_PART, 0)
         self.board.put(ENTERED, number + 1)
         # Drop earlier ones. Last, because a cell may have replaced `os.read`: even then this rank
         # is in the scope, and its `leave` releases the others.
@@ -588,6 +590,16 @@ class RankState:
         last = self.board.get(rank, REQUEST)
         return self.request > 0 and last >> 32 == self.request >> 32 and last >= self.request
 
+    def end_part(self, part: int) -> None:
+        """Publishes that this rank has ended its part of a client's blocking call.
+
+        What it runs from now on, for other clients or in a cell, is no part of that call.
+        """
+        known = [self.board.get(self.rank, word) for word in ENDED_PARTS]
+        others = (one for one in known if one >> 32 != part >> 32)
+        for word, one in zip(ENDED_PARTS, (part, *others), strict=False):
+            self.board.put(word, one)
+
     def omission(self, rank: int, call: Call) -> tuple[int, str] | None:
         """Why a rank makes no collective call any more for which this one waits in a request of a
         client, as `departure`: it has done its part of the same call.
@@ -596,8 +608,8 @@ class RankState:
         """
         if not call.every or threading.get_ident() != self.main_thread:
             return None
-        ended = self.part > 0 and self.board.get(rank, ENDED_PART) == self.part
-        return (1, "finished the request") if ended else None
+        parts = (self.board.get(rank, word) for word in ENDED_PARTS)
+        return (1, "finished the request") if self.part > 0 and self.part in parts else None
 
     def has_repeated(self, call: Call) -> bool:
         """Whether a call of the same line has ended in this scope: all members made it too."""

@@ -40,8 +40,8 @@ class Spec(NamedTuple):
     in_place: bool = False
     order: str = ""
     """"F" if a buffer of mpi4py is in Fortran's order, "C+F" if only one of two is."""
-    request: bool = False
-    """Whether it is made in a request of a client, and not in a cell."""
+    client: int = 0
+    """`RankState.client`, if it is made in a request of a client. 0 in a cell."""
     mistake: str = ""
     """What the call of mpi4py needs of this rank's buffers, and they have not."""
 
@@ -108,9 +108,9 @@ def pack(spec: Spec) -> Packed:
 
 
 @lru_cache(_REMEMBERED)
-def of_request(packed: Packed) -> Packed:
-    """Returns a call's arguments for the same call in a request of a client."""
-    return pack(packed.spec._replace(request=True))
+def of_request(packed: Packed, client: int) -> Packed:
+    """Returns a call's arguments for the same call in a request of this client."""
+    return pack(packed.spec._replace(client=client))
 
 
 def _tuples(value: Any) -> Any:

@@ -191,12 +191,12 @@ class Channel:
     def _check_mismatch(self, call: Call) -> None:
         """Raises `CollectiveMismatch`, unless the calls that differ are those of `join`."""
         brought = self.brought(call)
-        join = specs.JOIN._replace(request=call.spec.request)
+        join = specs.JOIN._replace(client=call.spec.client)
         different = {spec for spec, _ in brought.values()} - {join}
         # The texts may be cut, so fingerprints decide.
         prints = {self.words[head] for head in self._heads[call.number & 1]}
         others = prints - {specs.pack(join).fingerprint}
-        apart = any(spec.request != join.request for spec in different)
+        apart = any(spec.client != join.client for spec in different)
         if apart or len(others) > 1 or not specs.goes_with_joined(*different):
             # Only some members have filled a block: all continue from the same turn.
             self.turn = self.count & 1

@@ -405,10 +405,11 @@ class World(RankState):
     def _check_for_strays(self, call: Call) -> None:
         """Gives a notice, once after the beginning of a cell, if a call is not that cell's.
 
-        Marks a call in a request of a client, so that no call of a cell is taken for it.
+        Marks a call in a request of a client, so that no call of a cell, or of another client, is
+        taken for it.
         """
-        if self.in_request:
-            call.packed = of_request(call.packed)
+        if self.client:
+            call.packed = of_request(call.packed, self.client)
         between = self.scope is PROCESS
         if self.strays_reported or not call.ordered or call.members.size == 1:
             return

@@ -58,20 +58,9 @@ def end_by_interrupt(kind: type[AsyncResult]) -> Callable[[], None]:
             if not ranks:
                 raise
             call = _typed(result, caller)
-            if cell := cell_before(result.msg_ids):
-                raise CellInterrupted(
-                    f"the wait for {call} was interrupted. {cell} first; {_COMES_AFTER} {_END}"
-                ) from None
-            if behind := _behind(result, ranks):
-                # They would hear it in the earlier request, which may be a training.
-                does = "has" if len(behind) == 1 else "have"
-                raise CellInterrupted(
-                    f"the wait for {call} was interrupted. {label(behind)} {does} an earlier "
-                    "request to answer first, and then this one. To end one after the other, "
-                    f"{_how_to_end(result._client)}"
-                ) from None
+            cell = cell_before(result.msg_ids)
             others = _end(result, ranks)
-        raise CellInterrupted(*_told(result, call, ranks, others))
+        raise CellInterrupted(*_told(result, call, ranks, cell, others))
 
     setattr(kind, "get", get)  # noqa: B010  mypy refuses an assignment
     return lambda: setattr(kind, "get", plain)
@@ -127,57 +116,62 @@ def _own_engines(client: Any) -> dict[int, str]:
     return {rank: one for rank, one in ours.items() if client._engines.get(rank) == one}
 
 
-def _how_to_end(client: Any) -> str:
-    return _END if _own_engines(client) else _END_THERE
-
-
 def _ranks_of(result: Any) -> list[int]:
-    """Returns the ranks, of this notebook or another one, that have still to answer a direct view.
+    """Returns the ranks that have still to answer a direct view, also those of another notebook.
 
     A task of a load-balanced view runs on a rank that this process does not know.
     """
     client = result._client
-    engines = _own_engines(client)
-    if not engines and client._config.get(OF_RANKS):
-        engines = {**client._engines}
+    if not client._config.get(OF_RANKS):
+        return []  # engines of ipyparallel
+    engines = {**client._engines}
     asked, waits = {*result.msg_ids}, client._outstanding_dict
     busy = [rank for rank, engine in engines.items() if asked & waits.get(engine, set())]
     # A broadcast view has one request for all.
     return busy or [rank for rank in result._targets or () if rank in engines]
 
 
-def _behind(result: Any, ranks: Collection[int]) -> list[int]:
-    """Returns those of these ranks that have still to answer an earlier request."""
-    client, asked = result._client, {*result.msg_ids}
-    waits = client._outstanding_dict
-    return [rank for rank in ranks if waits.get(client._engines.get(rank), set()) - asked]
-
-
 def _end(result: Any, ranks: Collection[int]) -> dict[int, str]:
-    """Interrupts a call; returns what ranks run that have not begun it, in words."""
+    """Interrupts a call; returns what ranks run that have yet to begin it, in words. They leave it
+    out then.
+    """
     others: dict[int, str] = {}
     try:
-        for _ in range(2):  # it may be on its way to ranks when they are asked first
-            asked = {
-                rank: client_requests.interrupt_these(result._client, rank, result.msg_ids)
-                for rank in others or ranks
-            }
-            _, silent = wait(asked.values(), _END_SECONDS)
-            answers = {r: one.result()[0]["content"] for r, one in asked.items() if one.done()}
-            others = {rank: said[RUNS] for rank, said in answers.items() if RUNS in said}
-            if silent or any(others.values()) or result.wait(_END_SECONDS) or not others:
-                break
+        asked = {
+            rank: client_requests.interrupt(result._client, rank, result.msg_ids) for rank in ranks
+        }
+        wait(asked.values(), _END_SECONDS)
+        answers = {rank: one.result()[0]["content"] for rank, one in asked.items() if one.done()}
+        others = {rank: said[RUNS] for rank, said in answers.items() if RUNS in said}
+        if not any(others.values()):
+            result.wait(_END_SECONDS)
     except KeyboardInterrupt:
         pass  # pressed again: the wait ends at once
     return others
 
 
 def _told(
-    result: Any, call: str, ranks: Collection[int], others: Mapping[int, str]
+    result: Any, call: str, ranks: Collection[int], cell: str, others: Mapping[int, str]
 ) -> tuple[str, str]:
-    """Returns what happened, in one line, and with the place where a rank was interrupted."""
+    """Returns what happened, in one line, and with the place where a rank was interrupted.
+
+    ``cell``: which cell of this notebook comes before it, as `cell_before` has it.
+    """
     if not result.ready():
-        line = _goes_on(result, call, ranks, others)
+        if first := cell or _first(others):
+            end = _END if _own_engines(result._client) else _END_THERE
+            line = (
+                f"{call} was interrupted. {first} first; it goes on, and the call is left out "
+                f"after it. To end it, {end}"
+            )
+        elif others:
+            has = "has" if len(others) == 1 else "have"
+            line = (
+                f"{call} was interrupted. {label(others)} {has} yet to begin it, and will leave it "
+                "out"
+            )
+        else:
+            line = _not_ended(result, call, ranks)
         return line, line
     line = f"{call} on {label(ranks)} was interrupted; the ranks keep their variables"
     error = result.exception()
@@ -192,14 +186,8 @@ def _told(
     return line, "\n\n".join(filter(None, [trace, *said, f"CellInterrupted: {line}"]))
 
 
-def _goes_on(result: Any, call: str, ranks: Collection[int], others: Mapping[int, str]) -> str:
-    """Returns why the ranks go on after an interrupt, and how that ends."""
-    if others:
-        end, first = _how_to_end(result._client), _first(others)
-        does = f"{first} first; {_COMES_AFTER}"
-        if not any(others.values()):
-            does = f"{first}, and will. To end it then,"
-        return f"the wait for {call} was interrupted. {does} {end}"
+def _not_ended(result: Any, call: str, ranks: Collection[int]) -> str:
+    """Returns which ranks have not reacted to an interrupt, and how to go on."""
     left = _ranks_of(result)
     it, its = ("it", "its") if len(left) == 1 else ("they", "their")
     react = "does" if len(left) == 1 else "do"
@@ -217,13 +205,11 @@ def _goes_on(result: Any, call: str, ranks: Collection[int], others: Mapping[int
 
 
 def _first(others: Mapping[int, str]) -> str:
-    """Returns what ranks do first, as ``rank 0 runs cell In[3]``."""
+    """Returns what ranks do first, as ``rank 0 runs cell In[3]``; "" for nothing."""
     does: dict[str, list[int]] = {}
     for rank, what in others.items():
         does.setdefault(what, []).append(rank)
-    there = does.pop("", [])
-    if not does:
-        return f"{label(there)} {'has' if len(there) == 1 else 'have'} not begun it"
+    does.pop("", None)
     runs = (f"{label(ranks)} run{'s' * (len(ranks) == 1)} {what}" for what, ranks in does.items())
     return ", ".join(runs)
 

@@ -6,7 +6,6 @@ earlier request has done, the notebook sends it when the ranks have answered.
 
 from __future__ import annotations
 
-import inspect
 import threading
 import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -16,7 +15,7 @@ from queue import Empty, SimpleQueue
 from typing import Any, NoReturn
 
 from allranks.errors import UsageError
-from allranks.features.ipyparallel.metadata import BLOCKS, CALL, REQUESTS
+from allranks.features.ipyparallel.metadata import BLOCKS, CALL, CLIENT, REQUESTS
 
 #: Another thread may make a client: only copies are read.
 _clients: list[weakref.ref[Any]] = []
@@ -150,30 +149,51 @@ def unanswered_futures(engines: Collection[str]) -> list[Any]:
 
 
 def give_up(engines: Collection[str]) -> None:
-    """Interrupts the requests that run, and leaves all of them out from now on."""
+    """Interrupts the requests of these engines and the tasks that they run, and waits for none of
+    them from now on.
+    """
     for client, waits in unanswered(engines).items():
         _given_up.update(*waits.values())
         # A copy: the client's own thread changes it.
         ranks = [rank for rank, engine in list(client._engines.items()) if engine in waits]
-        interrupt(client, ranks)
+        asked = sorted(set().union(*waits.values()))
+        _send_interrupt(client, ranks, {CLIENT: _name(client), REQUESTS: asked})
 
 
-def interrupt(client: Any, ranks: Collection[int]) -> None:
-    """Interrupts the requests that these ranks run, and no cell."""
-    send = inspect.unwrap(type(client).send_signal)  # that of the notebook's users ends a cell, too
-    send(client, "SIGINT", targets=[*ranks], block=False)
-
-
-def interrupt_these(client: Any, rank: int, requests: Collection[str]) -> Future[list[Any]]:
-    """Interrupts these requests if the rank runs one of them, and returns its answer.
-
-    Another client, also of another notebook, may have made the one that runs.
+def interrupt(client: Any, rank: int, requests: Collection[str]) -> Future[list[Any]]:
+    """Interrupts these requests of a client on a rank, also if they have yet to begin there, and
+    nothing else; returns the rank's answer.
     """
-    content = {"sig": "SIGINT", REQUESTS: [*requests]}
+    return _send_interrupt(client, [rank], {REQUESTS: sorted(requests)})
+
+
+def interrupt_running(engines: Collection[str]) -> None:
+    """Interrupts what these engines run for clients of this process, tasks included."""
+    for client in _open_clients() if engines else ():
+        ranks = [rank for rank, engine in list(client._engines.items()) if engine in engines]
+        if ranks and client.outstanding:
+            _send_interrupt(client, ranks, {CLIENT: _name(client)})
+
+
+def _send_interrupt(
+    client: Any, ranks: Collection[int], which: dict[str, Any]
+) -> Future[list[Any]]:
+    # Not by ``send_signal``, which has no place for it, and here ends a cell, too.
+    content = {"sig": "SIGINT", **which}
     sent: Future[list[Any]] = client._send_control_request(
-        [rank], "signal_request", content, block=False
+        [*ranks], "signal_request", content, block=False
     )
     return sent
+
+
+def names() -> set[str]:
+    """Returns the ids of the clients in this process, as their requests carry them."""
+    return {_name(client) for client in _open_clients()}
+
+
+def _name(client: Any) -> str:
+    found: str = client.session.session
+    return found
 
 
 def of_ranks(key: str | None) -> list[Any]:

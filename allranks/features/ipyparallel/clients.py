@@ -17,11 +17,8 @@ from allranks.cluster.features import ClusterContext
 from allranks.cluster.function_sources import add_sources
 from allranks.errors import UsageError
 from allranks.features.ipyparallel import client_requests
-from allranks.features.ipyparallel.connection_files import (
-    NOTEBOOK,
-    ConnectionFiles,
-    own_notebook,
-)
+from allranks.features.ipyparallel.connection_files import ConnectionFiles, own_notebook
+from allranks.features.ipyparallel.metadata import NOTEBOOK
 from allranks.records.agent import (
     Again,
     AgentExit,

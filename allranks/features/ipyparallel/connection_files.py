@@ -14,6 +14,7 @@ import psutil
 
 from allranks.cluster.cleanup import CleanupProcess
 from allranks.cluster.ipython_profile import profile_folder
+from allranks.features.ipyparallel.metadata import NOTEBOOK
 
 _SET_NAME = "allranks on "
 #: Runs when the ranks have ended, or the kernel has died.
@@ -62,9 +63,6 @@ class ConnectionFiles:
 
 #: The file that clients read if their user names no other one.
 CLIENT_FILE = "ipcontroller-client.json"
-#: In a file for clients: whose ranks they reach. ipyparallel ignores it, and would not keep it in
-#: the file of a cluster, which it writes anew.
-NOTEBOOK = "notebook"
 
 
 def own_notebook() -> str:

@@ -9,7 +9,11 @@ NOTICE_OF = "allranks_notice_of"
 
 #: In what a client reads to connect: that its engines are ranks.
 OF_RANKS = "allranks"
-#: In an interrupt: the only requests that it concerns.
+#: In an interrupt: the requests that it is for, also if they have yet to begin.
 REQUESTS = "allranks_requests"
-#: In the answer, if the rank runs none of them: what it runs, in words; "" for nothing.
+#: Or the client whose request it is for, if the rank runs one. Without both it is for any request.
+CLIENT = "allranks_client"
+#: In the answer, if the rank runs another one: what it runs, in words; "" for nothing.
 RUNS = "allranks_runs"
+#: The notebook that has made a request, or whose ranks a file for clients leads to, for people.
+NOTEBOOK = "allranks_notebook"

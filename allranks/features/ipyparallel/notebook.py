@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import os
 import signal
 import sys
 from collections.abc import Callable, Collection, Iterator
@@ -21,7 +22,9 @@ from allranks.cluster import cluster
 from allranks.cluster.cluster import Cluster
 from allranks.cluster.features import CellContext, ClusterContext, NotebookFeature
 from allranks.cluster.function_sources import add_sources
+from allranks.cluster.held_cells import what_ended, what_waits
 from allranks.cluster.ipython_profile import profile_folder
+from allranks.cluster.state import ClusterState
 from allranks.countdown import Countdown
 from allranks.errors import Report, UsageError
 from allranks.features.ipyparallel import client_requests
@@ -29,7 +32,6 @@ from allranks.features.ipyparallel.blocking_calls import end_by_interrupt
 from allranks.features.ipyparallel.clients import RankClients
 from allranks.features.ipyparallel.connection_files import (
     CLIENT_FILE,
-    NOTEBOOK,
     a_cluster_may_start,
     connection_files,
     may_answer,
@@ -40,6 +42,7 @@ from allranks.features.ipyparallel.late_notices import (
     show_in_results,
     show_in_waits,
 )
+from allranks.features.ipyparallel.metadata import NOTEBOOK
 from allranks.features.ipyparallel.px_results import PxResult, in_background
 from allranks.post_import import PostImportHook
 from allranks.records import requests
@@ -297,13 +300,15 @@ def _numbering_map(plain: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _numbering_requests(plain: Callable[..., Any]) -> Callable[..., Any]:
-    """Lets the ranks know of which call a request is."""
+    """Lets the ranks know of which call a request is, and of which notebook."""
 
     @wraps(plain)
     def send(client: Any, socket: Any, kind: str, *arguments: Any, **options: Any) -> Any:
         if kind in ("apply_request", "execute_request"):
-            of_call = client_requests.call_metadata()
-            options["metadata"] = {**(options.get("metadata") or {}), **of_call}
+            more = client_requests.call_metadata()
+            if notebook := os.path.basename(os.environ.get("JPY_SESSION_NAME", "")):
+                more = {**more, NOTEBOOK: notebook}
+            options["metadata"] = {**(options.get("metadata") or {}), **more}
         return plain(client, socket, kind, *arguments, **options)
 
     return send
@@ -331,34 +336,40 @@ def _profile(options: dict[str, Any]) -> Path:
 class _HeldCell:
     """Says, once, which ranks cannot begin a cell because a client of another notebook holds them,
     or a task or an interrupted request of this one. Others of this one are awaited before the cell
-    is sent.
+    is sent. An interrupt of the cell ends those of this one.
     """
 
-    def __init__(self, cell: CellContext) -> None:
-        self._cell = cell
+    def __init__(self, cell: CellContext, roster: ClusterState) -> None:
+        self._cell, self._roster = cell, roster
         self._asks_within: Countdown | None = Countdown(_HELD_SECONDS)
-        #: The ranks that have answered that a client holds them, now and at the look before.
-        self._held, self._known = set[int](), set[int]()
+        #: The requests that ranks have named in their answers, now and at the look before.
+        self._held, self._known = dict[int, dict[str, str]](), dict[int, dict[str, str]]()
+        self._has_said = self._is_left = False
 
     def look(self) -> bool:
-        if self._asks_within is not None and self._asks_within.left() <= 0:
+        if self._cell.interrupts() and not self._is_left:
+            self._is_left = True
+            self._leave()
+        elif self._asks_within is not None and self._asks_within.left() <= 0:
             self._asks_within = None
             self._cell.ask_soon(requests.STATUS, {}, self._take_status, self._cell.pending())
         elif self._held != self._known:  # others may be about to answer
-            self._known = {*self._held}
-        elif self._held:
-            # No process knows which rank runs a task of a load-balanced view.
-            of = "" if client_requests.has_sent() else " of another notebook"
-            self._cell.notice(
-                f"{label(sorted(self._held))} must first answer {_REQUEST}{of}; interrupt to leave "
-                "the cell out"
-            )
-            self._held, self._known = set(), set()
+            self._known = {**self._held}
+        elif self._held and not self._has_said:
+            self._has_said = True
+            self._cell.notice(what_waits(self._held, client_requests.names(), _REQUEST))
         return False
 
+    def _leave(self) -> None:
+        hellos = self._roster.hellos
+        engines = [hellos[rank].engine for rank in self._cell.pending() if rank in hellos]
+        client_requests.interrupt_running(engines)
+        if self._has_said:
+            self._cell.notice(what_ended(self._held, client_requests.names(), _REQUEST))
+
     def _take_status(self, answer: Answer) -> None:
-        if answer.content.get("request") and answer.rank in self._cell.pending():
-            self._held.add(answer.rank)
+        if (request := answer.content.get("request")) and answer.rank in self._cell.pending():
+            self._held[answer.rank] = request
 
 
 class NotebookClients(NotebookFeature):
@@ -370,7 +381,7 @@ class NotebookClients(NotebookFeature):
     _keep_output: Callable[[Record], object]
 
     def started(self, cluster: ClusterContext) -> None:
-        self._clients = RankClients(cluster)
+        self._clients, self._roster = RankClients(cluster), cluster.roster
 
     def command(self, name: str, *arguments: Any) -> Any:
         if name == "connection_information":
@@ -395,7 +406,7 @@ class NotebookClients(NotebookFeature):
 
     def cell_started(self) -> None:
         if (cell := self.cell) is not None and cell.shown:
-            cell.poll(_HeldCell(cell).look)
+            cell.poll(_HeldCell(cell, self._roster).look)
 
     def unanswered(self, engines: Collection[str]) -> Collection[str]:
         return {one for waits in client_requests.unanswered(engines).values() for one in waits}
@@ -411,6 +422,12 @@ class NotebookClients(NotebookFeature):
 
     def give_up(self, engines: Collection[str]) -> None:
         client_requests.give_up(engines)
+
+    def interrupt_running(self, engines: Collection[str]) -> None:
+        client_requests.interrupt_running(engines)
+
+    def clients(self) -> Collection[str]:
+        return client_requests.names()
 
     @classmethod
     def loaded(cls, shell: InteractiveShell) -> None:

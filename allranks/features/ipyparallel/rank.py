@@ -16,7 +16,6 @@ from functools import partial
 from typing import Any
 
 from allranks.collectives import world
-from allranks.collectives.calls import rank_state as fields
 from allranks.collectives.calls.frames import frames_of_threads, no_collection
 from allranks.collectives.calls.rank_state import RankState
 from allranks.collectives.calls.sites import OURS, USER, has_user_line, kind_of
@@ -27,7 +26,15 @@ from allranks.engine.interrupts import Interrupts
 from allranks.engine.kernel import LAST_ANSWER_SECONDS, KernelStart
 from allranks.engine.transcript import Entry
 from allranks.features.ipyparallel.engine import RankEngine
-from allranks.features.ipyparallel.metadata import BLOCKS, CALL, NOTICE_OF, REQUESTS, RUNS
+from allranks.features.ipyparallel.metadata import (
+    BLOCKS,
+    CALL,
+    CLIENT,
+    NOTEBOOK,
+    NOTICE_OF,
+    REQUESTS,
+    RUNS,
+)
 from allranks.records.wire import Ends
 
 _ERROR = ("ename", "evalue", "traceback")
@@ -81,10 +88,11 @@ class ClientRequests(RankFeature):
         #: The error of the request.
         self._failed: list[Entry] = []
         #: The request that runs: its number, and that of all ranks if the view is a broadcast one.
-        self._ids = set[str]()
         #: Whether a request runs, and no cell: an awaited cell lets requests run.
         self._alone = False
         self._is_task = self._was_interrupted = False
+        #: The id of the request that runs, and of those that are to end before they begin.
+        self._runs, self._left_out = "", set[str]()
         #: The error whose traceback was the last before the request.
         self._shown_before: BaseException | None = None
         self._execute, self._apply = kernel.do_execute, kernel.do_apply
@@ -107,27 +115,26 @@ class ClientRequests(RankFeature):
         await self._cell_ends()
         self._failed.clear()
         self._shown_before = _last_shown()
-        self._ids = {parent["header"]["msg_id"], parent["metadata"].get("original_msg_id")}
         publish = partial(_publish, self._kernel, parent)
         with self._wire.output_for_client(publish) as alone, _like_a_cell(self._interrupts, alone):
-            self._alone, self._epochs.in_request = alone, True
+            self._alone, self._epochs.in_request = alone, _about(parent)
+            self._runs = _id_of(parent)
             self._is_task = _OF_A_TASK in parent["metadata"]
             this = world.current()
-            this.in_request = alone
+            this.client = _client_of(parent) if alone else 0
             this.request = 0 if self._is_task or not alone else _number_of(parent, this.rank)
             this.part = this.request if parent["metadata"].get(BLOCKS) else 0
-            this.board.put(fields.ENDED_PART, 0)
             threads = {*threading.enumerate()}
             try:
                 done = handle(stream, ident, parent)
                 if inspect.isawaitable(done):
                     await done
             finally:
-                self._epochs.in_request = this.in_request = False
+                self._runs, self._epochs.in_request, this.client = "", None, 0
                 part, this.request, this.part = this.part, 0, 0
                 self._shown_before = None  # it has the variables of its frames
                 if part and not _goes_on(this, threads):
-                    this.board.put(fields.ENDED_PART, part)
+                    this.end_part(part)
         publish(self._failed)
 
     async def _do_execute(self, *arguments: Any, **options: Any) -> dict[str, Any]:
@@ -149,10 +156,11 @@ class ClientRequests(RankFeature):
 
     def _prepare(self, method: str) -> dict[str, Any] | None:
         """Begins another epoch if a request needs one; returns the error that ends the request."""
-        if not self._alone or self._is_task:
-            return None
         try:
-            self._epochs.enter()
+            if self._has_taken(self._runs):
+                raise KeyboardInterrupt("the request was interrupted before this rank began it")
+            if self._alone and not self._is_task:
+                self._epochs.enter()
         except BaseException as error:
             shell = self._kernel.shell
             shell.showtraceback()
@@ -215,9 +223,9 @@ class ClientRequests(RankFeature):
                 kill = threading.Timer(LAST_ANSWER_SECONDS, os.kill, (os.getpid(), number))
                 kill.daemon = True
                 kill.start()
-            elif number and (runs := self._runs_other(parent["content"])) is not None:
+            elif number and (runs := self._runs_other(parent)) is not None:
                 content[RUNS] = runs
-            elif number and interrupts.number == _CLIENT and interrupts.heard:
+            elif number:
                 interrupts.send(_CLIENT)
                 # ipykernel's handler, for requests that await, does not wake the loop.
                 self._loop.call_soon_threadsafe(int)
@@ -225,17 +233,42 @@ class ClientRequests(RankFeature):
         self._kernel.session.send(stream, "signal_reply", content, parent=parent, ident=ident)
 
     def _runs_other(self, interrupt: dict[str, Any]) -> str | None:
-        """Returns what runs here that an interrupt does not concern, in words, "" for nothing; None
-        if it concerns what runs.
+        """Returns what runs here that an interrupt is not for, in words, "" for nothing; None if it
+        is for what runs.
         """
-        requests = interrupt.get(REQUESTS)
-        if requests is None:
-            return None
+        content, runs = interrupt["content"], self._epochs.in_request
+        is_for_running = self._is_for_running(content)
         if not self._interrupts.heard:
             return ""
         if self._interrupts.number != _CLIENT:
             return world.current().scope.name
-        return None if self._ids.intersection(requests) else "a request of another client"
+        if is_for_running:
+            return None
+        if runs is None or self._runs in content.get(REQUESTS, ()):  # which ends by itself
+            return ""
+        if runs["client"] == interrupt["header"]["session"]:
+            return "an earlier request of this client"
+        notebook = f" ({runs['notebook']})" if runs["notebook"] else ""
+        return f"a request of another client{notebook}"
+
+    def _is_for_running(self, interrupt: dict[str, Any]) -> bool:
+        """Whether an interrupt is for the request that runs; notes those that have yet to begin."""
+        asked, client = interrupt.get(REQUESTS, ()), interrupt.get(CLIENT)
+        if not asked and client is None:
+            return True
+        self._left_out.update(asked)
+        if self._runs in asked:
+            return self._has_taken(self._runs)
+        runs = self._epochs.in_request
+        return runs is not None and runs["client"] == client
+
+    def _has_taken(self, request: str) -> bool:
+        """Whether the caller is to end a request: the main thread before it begins, or a signal."""
+        try:
+            self._left_out.remove(request)
+        except KeyError:
+            return False
+        return True
 
 
 def _last_shown() -> BaseException | None:
@@ -250,11 +283,29 @@ def _number_of(parent: dict[str, Any], rank: int) -> int:
     a view of all ranks sends one to each, in their order. That to a broadcast view is a single one.
     """
     broadcast = parent["metadata"].get("original_msg_id")
-    client, _, count = (broadcast or parent["header"]["msg_id"]).rpartition("_")
+    _, _, count = _id_of(parent).rpartition("_")
     if not count.isdecimal():
         return 0
     number = parent["metadata"].get(CALL) or max(1, int(count) - (0 if broadcast else rank))
-    return zlib.crc32(client.encode()) << 32 | number
+    return _client_of(parent) << 32 | number
+
+
+def _client_of(parent: dict[str, Any]) -> int:
+    """Returns the number of a request's client, as `RankState.client` has it."""
+    return zlib.crc32(parent["header"]["session"].encode()) or 1
+
+
+def _about(parent: dict[str, Any]) -> dict[str, str]:
+    """Returns `RankEpochs.in_request` for a request."""
+    _, _, process = _id_of(parent).rpartition("_")[0].partition("_")
+    notebook = parent["metadata"].get(NOTEBOOK) or (process and f"process {process}")
+    return {"client": parent["header"]["session"], "notebook": notebook}
+
+
+def _id_of(parent: dict[str, Any]) -> str:
+    """Returns the id that a client has given to a request, or to all those of a broadcast."""
+    found: str = parent["metadata"].get("original_msg_id") or parent["header"]["msg_id"]
+    return found
 
 
 def _goes_on(this: RankState, threads: set[threading.Thread]) -> bool:

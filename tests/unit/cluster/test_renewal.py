@@ -33,6 +33,8 @@ class Ranks:
         self.sent: list[tuple[list[int], Any]] = []
         self.ended: list[tuple[int, str]] = []
         self.doing = {0: WAITS, 1: ENDS_GROUPS, 2: WAITS}
+        self.requests: tuple[int, ...] = ()
+        self.left_out: list[int] = []
 
     @contextmanager
     def asking(self, ranks: Any, name: str, arguments: Any) -> Iterator[dict[int, Any]]:
@@ -56,10 +58,19 @@ class Ranks:
         self.deliver = deliver
         for rank in ranks:
             if rank in self.doing:
-                deliver(Answer(2, rank, {"doing": ["waiting", self.doing[rank]]}, ""))
+                request = {"client": "theirs"} if rank in self.requests else None
+                doing = ["waiting", self.doing[rank]]
+                deliver(Answer(2, rank, {"doing": doing, "request": request}, ""))
 
     def send(self, ranks: list[int], record: Any) -> None:
         self.sent.append((ranks, record))
+
+    def held_text(self, held: dict[int, Any]) -> str:
+        return f"{sorted(held)} are held" if held else ""
+
+    def leave_held_cell(self, held: dict[int, Any]) -> str:
+        self.left_out = sorted(held)
+        return "it goes on"
 
     def end_rank(self, rank: int, why: str) -> None:
         self.ended.append((rank, why))
@@ -143,6 +154,31 @@ def test_without_a_user_it_is_interrupted_after_a_while(renew):
     ranks, made, _ = renew({31: Ranks.answer})
     assert ranks.sent == [([1], Interrupt(BETWEEN_CELLS))]
     assert not made.pressed
+
+
+def test_a_request_of_a_client_is_waited_for_without_an_end(renew):
+    def ends(ranks):
+        ranks.requests = ()
+
+    ranks, _, told = renew({99: ends, 153: Ranks.answer}, requests=(1,))
+    assert told == ["[1] are held"]
+    # Only what follows the request is interrupted.
+    assert ranks.sent == [([1], Interrupt(BETWEEN_CELLS))]
+
+
+def test_an_interrupt_leaves_a_request_of_a_client_to_itself(renew):
+    seen = []
+
+    def press(ranks):
+        seen.append(ranks)
+        return "press"
+
+    with pytest.raises(KeyboardInterrupt, match="it goes on"):
+        renew({1: press}, requests=(1,))  # before it is known what the rank does
+    (ranks,) = seen
+    assert ranks.left_out == [1]
+    assert not ranks.ended
+    assert all(record == Interrupt(BETWEEN_CELLS) for _, record in ranks.sent)
 
 
 def test_ranks_that_cannot_be_replaced_are_not_ended_without_a_user(renew):

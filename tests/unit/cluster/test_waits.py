@@ -79,7 +79,7 @@ def test_a_cell_behind_a_request_shows_what_its_ranks_say_meanwhile(monkeypatch)
         unanswered=lambda ranks, given_up=False: {} if given_up else waits.pop(0),
     )  # fmt: skip
     Connection.await_clients(ranks, (0,), told.append)
-    first = "rank 0 must first answer a request; interrupt to end it"
+    first = "rank 0 must first answer a request; interrupt to end both"
     assert told == [first, "said by a", "said by a"]
 
 
@@ -189,3 +189,43 @@ def test_ranks_that_are_released_have_no_notebook_although_a_part_of_it_does_not
         Connection.release(ranks, "detached")
     assert done == ["not ended", "closed", "released"]
     assert (roster.phase, roster.lost_because) == ("stopped", "detached")
+
+
+def interrupted(statuses, unanswered=()):
+    """Returns what an interrupt of clients returns, and the ranks that it reaches directly."""
+    engines, sent, given_up = dict(zip("abc", range(3), strict=True)), [], []
+    feature = SimpleNamespace(give_up=given_up.extend, clients=lambda: {"ours"})
+    hooks = NotebookHooks(())
+    hooks.holding = lambda: [feature]
+    ranks = SimpleNamespace(
+        hooks=hooks, size=3, roster=SimpleNamespace(alive=(0, 1, 2)),
+        ask=lambda *_, **__: {rank: (one, []) for rank, one in statuses.items()},
+        unanswered=lambda _: {one: engines[one] for one in unanswered},
+        own_clients=lambda: {"ours"}, send=lambda reached, record: sent.append((reached, record)),
+    )  # fmt: skip
+    did = Connection.interrupt_clients(ranks)
+    ((reached, record),) = sent
+    assert record.requests_too
+    assert given_up == [*unanswered]
+    return did, reached
+
+
+def running(client):
+    return {"doing": ["between two cells", ""], "request": {"client": client, "notebook": ""}}
+
+
+IDLE_RANK = {"doing": ["idle", ""], "request": None}
+
+
+def test_an_interrupt_of_clients_says_whether_it_has_ended_anything():
+    idle = dict.fromkeys(range(3), IDLE_RANK)
+    assert interrupted(idle) == (False, [0, 1, 2])
+    assert interrupted(idle | {1: running("theirs")}) == (True, [0, 1, 2])
+    awaits = {"doing": ["idle", ""], "request": {"client": "ours", "notebook": ""}}
+    assert interrupted(idle | {1: awaits}) == (True, [0, 1, 2])
+    assert interrupted({0: IDLE_RANK, 1: IDLE_RANK}) == (True, [0, 1, 2])  # rank 2 is silent
+
+
+def test_an_interrupt_of_clients_ends_a_request_of_another_notebook_before_ours_too():
+    found = interrupted({0: running("ours"), 1: running("theirs"), 2: IDLE_RANK}, "ab")
+    assert found == (True, [1, 2])

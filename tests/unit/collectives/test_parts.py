@@ -28,7 +28,6 @@ from allranks.collectives.calls.rank_state import (
     ASKING,
     BROKE,
     BROKEN,
-    ENDED_PART,
     ENTERED,
     FAILED,
     INPUT,
@@ -351,10 +350,10 @@ def test_a_collective_in_a_clients_call_ends_where_a_rank_has_ended_its_part_of_
     fields = {"every": True, "missing": lambda: (1,)}
     collective = SimpleNamespace(**fields)
     watch, left = Watch(state), (1, 1, "finished the request")
-    state.request = state.part = 7
+    state.request = state.part = 1 << 32 | 7
     other.board.put(FAILED, 1)  # in a cell before
-    for ended, found in ((0, []), (6, []), (7, [left])):
-        other.board.put(ENDED_PART, ended)
+    for ended, found in ((0, []), (1 << 32 | 6, []), (1 << 32 | 7, [left])):
+        other.end_part(ended)
         assert watch._left(collective, (1,)) == found
     assert state.advice(1, left[-1]) == ""
     for may_end in (
@@ -364,33 +363,38 @@ def test_a_collective_in_a_clients_call_ends_where_a_rank_has_ended_its_part_of_
         assert watch._left(SimpleNamespace(**{**fields, **may_end}), (1,)) == []
     with ThreadPoolExecutor() as pool:  # it may wait for what an earlier request has begun
         assert pool.submit(watch._left, collective, (1,)).result() == []
-    other.enter("cell In[3]", None, 3)  # another thread of the notebook may run one there
-    assert watch._left(collective, (1,)) == []
-    other.board.put(ENDED_PART, 7)
+    # Their calls are not taken for those of this one.
+    other.enter("cell In[3]", None, 3)
+    for client in range(2, 9):
+        other.end_part(client << 32 | 1)
+    assert watch._left(collective, (1,)) == [left]
     state.part = 0  # a call that does not block
     assert watch._left(collective, (1,)) == []
 
 
-@pytest.mark.parametrize("in_request", [(True, True), (False, False), (True, False), (False, True)])
-def test_a_rank_that_has_joined_goes_with_calls_of_requests_as_with_those_of_cells(in_request):
+@pytest.mark.parametrize("clients", [(5, 5), (0, 0), (5, 0), (0, 5), (5, 6)])
+def test_a_rank_that_has_joined_goes_with_calls_of_requests_as_with_those_of_cells(clients):
     shared, board = (mmap.mmap(-1, one.nbytes(2)) for one in (Channel, Board))
     ranks = (0, 1)
     states = [RankState(rank, (0, 0), Board(board, ranks, rank)) for rank in ranks]
     channels = [Channel(states[rank], Members(0, ranks, rank), shared) for rank in ranks]
     sums = Spec("allreduce", reduction="Sum", dtype="float32", shape=(3,), elements=3)
     packed = [
-        of_request(pack(spec)) if is_request else pack(spec)
-        for spec, is_request in zip((JOIN, sums), in_request, strict=True)
+        of_request(pack(spec), client) if client else pack(spec)
+        for spec, client in zip((JOIN, sums), clients, strict=True)
     ]
     calls = [Call(channel, one) for channel, one in zip(channels, packed, strict=True)]
     assert not channels[0].arrive(calls[0], NOTHING)
-    if len(set(in_request)) == 1:
+    if len(set(clients)) == 1:
         assert channels[1].arrive(calls[1], NOTHING)
         assert channels[0]._compare(calls[0])
         return
-    with pytest.raises(CollectiveMismatch, match="in a request of a client"):
+    first, other = (0, 1) if clients[0] else (1, 0)
+    where = "one of another client" if all(clients) else "a cell"
+    said = f"rank {first} is in a request of a client, rank {other} in {where}: "
+    with pytest.raises(CollectiveMismatch, match=said):
         channels[1].arrive(calls[1], NOTHING)
-    with pytest.raises(CollectiveMismatch, match="in a request of a client"):
+    with pytest.raises(CollectiveMismatch, match=said):
         channels[0]._compare(calls[0])
 
 

@@ -3,12 +3,16 @@
 import asyncio
 import signal
 from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from IPython.core.history import HistoryManager
 from IPython.core.interactiveshell import InteractiveShell
 
 from allranks.engine.interrupts import Interrupts, ignore_interrupt
+from allranks.engine.rank import Rank
+from allranks.records.wire import BETWEEN_CELLS, Interrupt
 
 
 @pytest.fixture
@@ -33,6 +37,24 @@ def test_what_a_rank_does_between_two_cells_is_interrupted_once(
         interrupts.end_between_cells()
     interrupts.hear_no_more()
     signal.raise_signal(signal.SIGINT)  # that of a cell, which comes late
+
+
+@pytest.mark.parametrize("requests_too", [False, True])
+@pytest.mark.parametrize("runs", [None, {"client": "one", "notebook": ""}])
+def test_a_request_of_a_client_is_interrupted_between_two_cells_only_if_it_is_meant(
+    requests_too: bool, runs: dict[str, str] | None
+) -> None:
+    ended: list[str] = []
+    interrupts = SimpleNamespace(end_between_cells=lambda: ended.append("once"))
+    rank: Any = SimpleNamespace(
+        _loop=object(),
+        _features=SimpleNamespace(message_received=lambda *_: None),
+        _meets=False,
+        _epochs=SimpleNamespace(in_request=runs),
+        _runner=SimpleNamespace(interrupts=interrupts),
+    )
+    Rank._receive(rank, Interrupt(BETWEEN_CELLS, requests_too), [])
+    assert bool(ended) == (requests_too or runs is None)
 
 
 def test_an_interrupt_that_comes_early_ends_one_request_and_not_all_with_its_number(

@@ -46,10 +46,10 @@ class Client:
     def __init__(self):
         self._engines = {0: "engine-0", 1: "engine-1"}
         self._outstanding_dict = defaultdict(set)
-        self._config = {}
-        #: The ranks that were to interrupt the requests, and what those run that have not begun it,
-        #: from one interrupt to the next; None if they do not answer.
-        self.interrupted, self.runs = [], [{}]
+        self._config = {OF_RANKS: "yes"}
+        #: The ranks that were to interrupt the requests, and what those run that have yet to begin
+        #: them; None if they do not answer.
+        self.interrupted, self.runs = [], {}
         client_requests.follow(self)
 
     def _send_control_request(self, targets, kind, content, block):
@@ -58,9 +58,9 @@ class Client:
         (rank,) = targets
         self.interrupted.append(rank)
         answer = Future()
-        runs = self.runs.pop(0) if len(self.runs) > 1 else self.runs[0]
-        if runs is not None:
-            answer.set_result([{"content": {RUNS: runs[rank]} if rank in runs else {}}])
+        if self.runs is not None:
+            content = {RUNS: self.runs[rank]} if rank in self.runs else {}
+            answer.set_result([{"content": content}])
         return answer
 
 
@@ -119,14 +119,6 @@ def test_a_broadcast_view_has_one_request_for_all_of_its_ranks(get):
         get(result)
 
 
-def test_an_earlier_request_that_still_runs_is_left_alone(get):
-    result = Result()
-    result._client._outstanding_dict["engine-1"].add("training")
-    with pytest.raises(CellInterrupted, match="rank 1 has an earlier request to answer first"):
-        get(result)
-    assert result._client.interrupted == []
-
-
 def test_ranks_that_do_not_react_are_named_with_the_command_that_ends_them(get):
     with pytest.raises(CellInterrupted, match="rank 1 does not react") as told:
         get(Result(reacts=False))
@@ -135,7 +127,8 @@ def test_ranks_that_do_not_react_are_named_with_the_command_that_ends_them(get):
 
 @pytest.mark.parametrize("reserved", ["", "running an ensemble"])
 def test_a_cell_that_the_ranks_run_first_goes_on_and_is_named(get, monkeypatch, reserved):
-    result, roster = Result(), cluster.running().roster
+    result, roster = Result(reacts=False), cluster.running().roster
+    result._client.runs = {1: "cell In[5]"}
     roster.running, roster.reserved = SimpleNamespace(pending=(0, 1)), reserved
     name = "In[5] (%%px --noblock)"
     if reserved:
@@ -145,10 +138,10 @@ def test_a_cell_that_the_ranks_run_first_goes_on_and_is_named(get, monkeypatch, 
     with pytest.raises(CellInterrupted) as told:
         get(result)
     assert str(told.value) == (
-        f"the wait for the call of f was interrupted. rank 1 runs {name} first; it goes on, and "
-        "the request comes after it. To end it, type: ranks.interrupt()"
+        f"the call of f was interrupted. rank 1 runs {name} first; it goes on, and the call is "
+        "left out after it. To end it, type: ranks.interrupt()"
     )
-    assert result._client.interrupted == []
+    assert result._client.interrupted == [1]
 
 
 def test_a_cell_of_other_ranks_does_not_come_first(get):
@@ -167,23 +160,32 @@ def test_a_read_is_named_as_it_was_typed(get):
         dv["x"]
 
 
-def test_a_call_that_was_on_its_way_to_a_rank_is_interrupted_when_it_has_come(get):
+def test_a_call_that_is_on_its_way_to_a_rank_ends_when_it_comes(get):
     result = Result()
-    result._client.runs = [{1: ""}, {}]
-    result.wait = lambda seconds: result._client.interrupted == [1, 1]
+    result._client.runs = {1: ""}
     with pytest.raises(CellInterrupted, match="the call of f on rank 1 was interrupted; "):
         get(result)
-    assert result._client.interrupted == [1, 1]
+    assert result._client.interrupted == [1]
 
 
-def test_a_rank_that_has_not_begun_a_call_is_not_to_be_killed(get):
+def test_a_rank_that_has_yet_to_begin_a_call_is_not_to_be_killed(get):
     result = Result(reacts=False)
-    result._client.runs = [{1: ""}]
+    result._client.runs = {1: ""}
     with pytest.raises(CellInterrupted) as told:
         get(result)
     assert str(told.value) == (
-        "the wait for the call of f was interrupted. rank 1 has not begun it, and will. To end it "
-        "then, type: ranks.interrupt()"
+        "the call of f was interrupted. rank 1 has yet to begin it, and will leave it out"
+    )
+
+
+def test_an_earlier_request_goes_on(get):
+    result = Result(reacts=False)
+    result._client.runs = {1: "an earlier request of this client"}
+    with pytest.raises(CellInterrupted) as told:
+        get(result)
+    assert str(told.value) == (
+        "the call of f was interrupted. rank 1 runs an earlier request of this client first; it "
+        "goes on, and the call is left out after it. To end it, type: ranks.interrupt()"
     )
 
 
@@ -191,9 +193,7 @@ def test_a_rank_that_has_not_begun_a_call_is_not_to_be_killed(get):
 def others(monkeypatch):
     """A call on ranks of another notebook."""
     monkeypatch.setattr(cluster, "running", lambda: None)
-    result = Result()
-    result._client._config[OF_RANKS] = True
-    return result
+    return Result()
 
 
 def test_a_call_on_ranks_of_another_notebook_ends_as_one_on_its_own(get, others):
@@ -204,26 +204,18 @@ def test_a_call_on_ranks_of_another_notebook_ends_as_one_on_its_own(get, others)
 
 @pytest.mark.parametrize("runs", ["cell In[3]", "a request of another client"])
 def test_what_another_notebooks_ranks_run_first_is_named(get, others, runs):
-    others._reacts, others._client.runs = False, [{1: runs}]
+    others._reacts, others._client.runs = False, {1: runs}
     with pytest.raises(CellInterrupted) as told:
         get(others)
     assert str(told.value) == (
-        f"the wait for the call of f was interrupted. rank 1 runs {runs} first; it goes on, and "
-        "the request comes after it. To end it, type in the notebook that has the ranks: "
-        "ranks.interrupt()"
+        f"the call of f was interrupted. rank 1 runs {runs} first; it goes on, and the call is "
+        "left out after it. To end it, type in the notebook that has the ranks: ranks.interrupt()"
     )
-
-
-def test_an_earlier_request_to_another_notebooks_ranks_is_ended_there(get, others):
-    others._client._outstanding_dict["engine-1"].add("training")
-    with pytest.raises(CellInterrupted, match="rank 1 has an earlier request") as told:
-        get(others)
-    assert str(told.value).endswith("type in the notebook that has the ranks: ranks.interrupt()")
 
 
 def test_no_notebook_is_advised_to_kill_ranks_of_another_one(get, others, monkeypatch):
     monkeypatch.setattr(blocking_calls, "_END_SECONDS", 0)
-    others._reacts, others._client.runs = False, [None]
+    others._reacts, others._client.runs = False, None
     with pytest.raises(CellInterrupted, match="rank 1 does not react") as told:
         get(others)
     assert str(told.value).endswith("in the notebook that has the ranks: %distributed status")
@@ -237,3 +229,10 @@ def test_other_waits_end_as_with_ipyparallel(get, targets):
     with pytest.raises(KeyboardInterrupt):
         get(result, by)
     assert result._client.interrupted == []
+
+
+def test_a_call_on_engines_of_ipyparallel_is_left_to_it(get):
+    result = Result()
+    result._client._config = {}
+    with pytest.raises(KeyboardInterrupt):
+        get(result)

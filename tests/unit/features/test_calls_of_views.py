@@ -4,16 +4,15 @@ import asyncio
 import mmap
 import threading
 from contextlib import ExitStack, contextmanager
-from functools import partial
 from types import SimpleNamespace
 
 import pytest
 from ipyparallel.client.asyncresult import AsyncResult
 from ipyparallel.client.magics import ParallelMagics
 
-from allranks.collectives.calls.rank_state import ENDED_PART, Board, RankState
+from allranks.collectives.calls.rank_state import ENDED_PARTS, Board, RankState
 from allranks.features.ipyparallel import rank as of_ranks
-from allranks.features.ipyparallel.metadata import BLOCKS, CALL
+from allranks.features.ipyparallel.metadata import BLOCKS, CALL, CLIENT, REQUESTS, RUNS
 from allranks.features.ipyparallel.notebook import ClientPatch
 from tests.unit.features.unconnected_client import Unconnected
 
@@ -123,17 +122,40 @@ def test_calls_have_higher_numbers_than_requests_before_them():
     assert first == second > max(before)
 
 
+class Interrupts:
+    """Counts those that are sent while they are heard."""
+
+    number = sent = 0
+    heard = False
+
+    def hear(self):
+        self.heard = True
+
+    def hear_no_more(self):
+        self.heard = False
+
+    def send(self, _number):
+        self.sent += 1
+
+    def wait_for_end(self, _seconds):
+        pass
+
+
 class Rank(of_ranks.ClientRequests):
     """The part of a rank that runs requests; ``state`` is published."""
 
     def __init__(self):
         self.state = RankState(0, (0,), Board(mmap.mmap(-1, Board.nbytes(1)), (0,), 0))
         self.state.strays_reported = False
-        self._failed, self._kernel = [], None
-        self._epochs = SimpleNamespace(in_request=False)
-        self._interrupts = SimpleNamespace(hear=lambda: None, hear_no_more=lambda: None)
+        shell = SimpleNamespace(showtraceback=lambda: None, _last_traceback=None)
+        session = SimpleNamespace(send=lambda *sent, **_: self.answers.append(sent[2]))
+        about = {"get_engine_info": lambda method: {}}
+        self._failed, self._kernel = [], SimpleNamespace(shell=shell, session=session, **about)
+        self._epochs = SimpleNamespace(in_request=None, enter=lambda: None)
+        self._interrupts, self._runs, self._left_out = Interrupts(), "", set()
+        self._loop = SimpleNamespace(call_soon_threadsafe=lambda _: None)
         self._wire = SimpleNamespace(output_for_client=self._output)
-        self.awaited = False
+        self.awaited, self.answers = False, []
 
     async def _cell_ends(self):
         pass
@@ -143,11 +165,25 @@ class Rank(of_ranks.ClientRequests):
         yield not self.awaited
 
     def run(self, does=lambda: None, call=0, **metadata):
-        """Runs a request, and returns the part that has ended."""
+        """Runs a request, and returns whether the rank has ended its part of a blocking call."""
+        client = metadata.pop("client", "one")
         metadata |= {CALL: call, BLOCKS: True} if call else {}
-        parent = {"metadata": metadata, "header": {"msg_id": "one_7"}}
+        header = {"msg_id": f"{client}_1_7", "session": client}
+        parent = {"metadata": metadata, "header": header}
+        before = self.ended()
         asyncio.run(self._answer(lambda *_: does(), None, None, parent))
-        return self.state.board.get(0, ENDED_PART)
+        return self.ended() != before
+
+    def interrupt(self, **which):
+        """Interrupts the rank; returns whether that has reached the request that runs."""
+        before = self._interrupts.sent
+        header = {"session": "one"}
+        self._signal(None, None, {"header": header, "content": {"sig": "SIGINT", **which}})
+        return self._interrupts.sent > before
+
+    def ended(self):
+        """Returns the parts that have ended, of each client the last one."""
+        return [self.state.board.get(0, word) for word in ENDED_PARTS]
 
 
 @pytest.fixture
@@ -162,49 +198,32 @@ def test_a_request_before_the_first_cell_is_one_of_a_notebook_too(rank):
     assert rank.state.notebook
 
 
-def test_a_rank_has_ended_its_part_until_it_begins_something_else(rank):
+def test_a_rank_has_ended_its_part_whatever_it_runs_for_others_since(rank):
     within = []
-    look = partial(rank.state.board.get, 0, ENDED_PART)
-    ended = rank.run(call=3)
+    assert rank.run(call=3)
+    (ended, *_) = rank.ended()
     assert ended & 0xFFFFFFFF == 3
-    assert rank.run(lambda: within.append(look()), call=4) == ended + 1
-    assert within == [0]
-    assert rank.run() == 0  # of a client that gives no numbers
-    assert rank.run(call=5)
+    assert not rank.run(lambda: within.append(rank.ended()[0]), client="two", retries=0)  # a task
+    assert within == [ended]
+    assert not rank.run()  # of a client that gives no numbers
+    assert rank.run(client="two", call=3)
+    assert rank.ended()[1] == ended
+    assert rank.run(call=4)
+    assert [part & 0xFFFFFFFF for part in rank.ended()[:3]] == [4, 3, 0]
     rank.awaited = True  # a cell awaits meanwhile
-    assert rank.run(call=6) == 0
+    assert not rank.run(call=6)
 
 
-@pytest.mark.parametrize(
-    ("number", "requests", "answers"),
-    [
-        (0, ["one_7"], {"allranks_runs": ""}),
-        (-1, None, {}),
-        (-1, ["one_7", "one_8"], {}),
-        (-1, ["of all"], {}),
-        (-1, ["two_7"], {"allranks_runs": "a request of another client"}),
-        (3, ["two_7"], {"allranks_runs": "cell In[3]"}),
-    ],
-)
-def test_an_interrupt_of_some_requests_leaves_others_and_cells_alone(
-    rank, number, requests, answers
-):
-    sent, replies = [], []
-    rank._interrupts.heard = number != 0
-    rank._interrupts.send, rank._interrupts.wait_for_end = sent.append, lambda seconds: None
-    rank._loop = SimpleNamespace(call_soon_threadsafe=lambda call: None)
-    send = lambda stream, kind, content, **_: replies.append(content)  # noqa: E731
-    rank._kernel = SimpleNamespace(session=SimpleNamespace(send=send))
-    rank.state.scope = SimpleNamespace(name="cell In[3]")
-    content = {"sig": "SIGINT"} | ({} if requests is None else {"allranks_requests": requests})
-
-    def interrupt():
-        rank._interrupts.number = number
-        rank._signal(None, None, {"content": content})
-
-    rank.run(interrupt, original_msg_id="of all")
-    assert replies == [{"status": "ok", **answers}]
-    assert sent == ([] if answers else [-1])
+def test_a_call_in_a_request_carries_its_client(rank):
+    seen = []
+    for client in ("one", "two", "one"):
+        rank.run(lambda: seen.append(rank.state.client), client=client)
+    assert seen[0] == seen[2] != seen[1]
+    assert all(seen)
+    assert rank.state.client == 0
+    rank.awaited = True  # what runs is a part of the cell
+    rank.run(lambda: seen.append(rank.state.client))
+    assert seen[-1] == 0
 
 
 def test_a_rank_whose_part_goes_on_has_not_ended_it(rank):
@@ -217,13 +236,63 @@ def test_a_rank_whose_part_goes_on_has_not_ended_it(rank):
         await asyncio.sleep(0)
 
     thread = threading.Thread(target=train)
-    assert rank.run(thread.start, call=3) == 0
-    assert rank.run(call=4) == 0  # it may make a collective call of any request
+    assert not rank.run(thread.start, call=3)
+    assert not rank.run(call=4)  # it may make a collective call of any request
     end.set()
     thread.join()
     assert rank.run(call=4)
     tasks = []
-    assert rank.run(lambda: tasks.append(asyncio.ensure_future(later())), call=5) == 0
-    assert rank.run(lambda: setattr(rank.state, "pending", 1), call=6) == 0
+    assert not rank.run(lambda: tasks.append(asyncio.ensure_future(later())), call=5)
+    assert not rank.run(lambda: setattr(rank.state, "pending", 1), call=6)
     rank.state.pending = 0
-    assert rank.run(call=7, retries=0) == 0  # a task, which any rank may have
+    assert not rank.run(call=7, retries=0)  # a task, which any rank may have
+
+
+#: Which requests an interrupt of the client "one" is for, and what runs in place of these.
+FOR = {
+    "whatever runs": ({}, None),
+    "this client": ({CLIENT: "one"}, None),
+    "another client": ({CLIENT: "two"}, "an earlier request of this client"),
+    "this request": ({REQUESTS: ["one_1_7", "one_1_8"]}, None),
+    "a request of all": ({REQUESTS: ["of all"]}, None),
+    "a task of this client before its request": ({CLIENT: "one", REQUESTS: ["one_1_8"]}, None),
+    "its next request": ({REQUESTS: ["one_1_8"]}, "an earlier request of this client"),
+}
+
+
+@pytest.mark.parametrize(("which", "runs"), FOR.values(), ids=FOR.keys())
+def test_an_interrupt_ends_a_request_of_those_that_it_is_for(rank, which, runs):
+    found, of_all = [], {"original_msg_id": "of all"} if which == {REQUESTS: ["of all"]} else {}
+    rank._interrupts.number = of_ranks._CLIENT
+    rank.run(lambda: found.append(rank.interrupt(**which)), **of_all)
+    assert found == [runs is None]
+    assert rank.answers == [{"status": "ok"} | ({} if runs is None else {RUNS: runs})]
+    assert not rank.interrupt(**which)  # it has ended
+    assert rank.answers[-1] == {"status": "ok", RUNS: ""}
+
+
+def test_an_interrupt_of_a_request_leaves_those_of_other_clients_and_cells_alone(rank):
+    its = {REQUESTS: ["one_1_7"]}
+    rank.run(lambda: rank.interrupt(**its), client="two")
+    rank.run(lambda: rank.interrupt(**its), client="two", allranks_notebook="lab.ipynb")
+    rank._interrupts.heard, rank._interrupts.number = True, 3
+    rank.state.scope = SimpleNamespace(name="cell In[3]")
+    rank.interrupt(**its)
+    assert [answer[RUNS] for answer in rank.answers] == [
+        "a request of another client (process 1)",
+        "a request of another client (lab.ipynb)",
+        "cell In[3]",
+    ]
+    assert not rank._interrupts.sent
+
+
+def test_an_interrupt_that_comes_before_its_request_ends_it_when_it_begins(rank):
+    began = []
+    assert not rank.interrupt(**{REQUESTS: ["two_1_7"]})
+    rank.run(lambda: began.append(rank._prepare("apply")))
+    for _ in range(2):
+        rank.run(lambda: began.append(rank._prepare("apply")), client="two")
+    assert began[0] is None
+    assert began[1]["ename"] == "KeyboardInterrupt"
+    assert "before this rank began it" in began[1]["evalue"]
+    assert began[2] is None

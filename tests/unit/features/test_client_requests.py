@@ -2,12 +2,14 @@
 
 from collections import defaultdict
 from concurrent.futures import Future
+from types import SimpleNamespace
 
 import ipyparallel
 import pytest
 
 from allranks.errors import UsageError
 from allranks.features.ipyparallel import client_requests
+from allranks.features.ipyparallel.metadata import CLIENT, REQUESTS
 from tests.unit.features.unconnected_client import Unconnected
 
 
@@ -19,6 +21,7 @@ class Client:
         self._engines = {0: "engine-0", 1: "engine-1"}
         self._outstanding_dict = defaultdict(set)
         self._futures = {}
+        self.session, self.outstanding = SimpleNamespace(session="ours"), set()
         self.signals = []
 
     def request(self, rank, name):
@@ -29,8 +32,9 @@ class Client:
         self._outstanding_dict[self._engines[rank]].remove(name)
         self._futures.pop(name).set_result(None)
 
-    def send_signal(self, signal, targets, block):
-        self.signals.append((signal, targets, block))
+    def _send_control_request(self, targets, kind, content, block):
+        assert (kind, content["sig"], block) == ("signal_request", "SIGINT", False)
+        self.signals.append((targets, content.get(REQUESTS), content[CLIENT]))
 
 
 @pytest.fixture
@@ -56,13 +60,21 @@ def test_requests_of_the_cells_ranks_are_waited_for_until_their_answers(client):
 def test_a_request_that_was_given_up_is_interrupted_and_not_waited_for_again(client):
     client.request(0, "never answered")
     client_requests.give_up(["engine-0", "engine-1"])
-    assert client.signals == [("SIGINT", [0], False)]
+    assert client.signals == [([0], ["never answered"], "ours")]
     assert client_requests.unanswered(["engine-0"]) == {}
     assert client_requests.given_up(["engine-0", "engine-1"]) == {"engine-0"}
     client.request(0, "another")
     assert client_requests.unanswered(["engine-0"]) == {client: {"engine-0": {"another"}}}
     client.answer(0, "never answered")
     assert client_requests.given_up(["engine-0"]) == set()
+
+
+def test_what_ranks_run_for_clients_of_this_process_is_interrupted_tasks_included(client):
+    client_requests.interrupt_running(["engine-0"])
+    assert client.signals == []
+    client.outstanding.add("a task, which runs on any rank")
+    client_requests.interrupt_running(["engine-0", "that of other ranks"])
+    assert client.signals == [([0], None, "ours")]
 
 
 def test_a_closed_client_gets_no_answers_and_is_not_followed(client):
@@ -84,7 +96,7 @@ def test_a_rank_may_register_while_requests_are_given_up(client):
     client.request(0, "not yet answered")
     client._engines = {0: Engine("engine-0"), 1: "engine-1"}
     client_requests.give_up(["engine-0"])
-    assert client.signals == [("SIGINT", [0], False)]
+    assert client.signals == [([0], ["not yet answered"], "ours")]
 
 
 CALLS = {

@@ -17,12 +17,13 @@ from allranks.errors import UsageError
 from allranks.features.ipyparallel import client_requests, notebook
 from allranks.features.ipyparallel.clients import RankClients
 from allranks.features.ipyparallel.connection_files import ConnectionFiles, _set_name
+from allranks.features.ipyparallel.metadata import REQUESTS
 from allranks.features.ipyparallel.notebook import ClientPatch, NotebookClients
 from allranks.records.agent import Again, AgentExit, Controller, ControllerExit, Registered
 
 FILE = "ipcontroller-client.json"
 OWN = {"of": "this notebook"}
-THEIRS = {"key": "theirs", "notebook": "/course/lab.ipynb"}
+THEIRS = {"key": "theirs", "allranks_notebook": "/course/lab.ipynb"}
 CHOICES = [
     {},
     {"profile": "default"},
@@ -144,7 +145,7 @@ def test_where_a_cluster_was_read_from_a_file_it_is_said_whose_ranks_these_are(
     said = "The client has the ranks of this notebook, not those of /course/lab.ipynb\n"
     assert capsys.readouterr().err == said
     client(False, THEIRS, **read, cluster_id="allranks-1-1")
-    client(True, OWN | {"notebook": "/mine.ipynb"}, **read)
+    client(True, OWN | {"allranks_notebook": "/mine.ipynb"}, **read)
     assert capsys.readouterr().err == ""
     assert [info for info, _ in connected] == [THEIRS, OWN, THEIRS, OWN]
 
@@ -269,11 +270,14 @@ def test_a_client_interrupts_a_cell_in_the_background_only_for_its_user(monkeypa
     monkeypatch.setattr(notebook, "in_background", lambda ranks: [cell])
     with ExitStack() as undo:
         ClientPatch(undo)
-        client_requests.interrupt(followed, [1])
+        monkeypatch.setattr(
+            Client, "_send_control_request", lambda *call, block: calls.append(call[1:])
+        )
+        client_requests.interrupt(followed, 1, {"request"})
         followed.send_signal("SIGUSR1")
         followed.send_signal(signal.SIGINT, targets=0)
     assert calls == [
-        (("SIGINT",), {"targets": [1], "block": False}),
+        ([1], "signal_request", {"sig": "SIGINT", REQUESTS: ["request"]}),
         (("SIGUSR1",), {"targets": None, "block": None}),
         "interrupted",
         ((signal.SIGINT,), {"targets": 0, "block": None}),
@@ -398,7 +402,7 @@ def test_files_name_the_notebook_are_removed_at_the_end_and_not_written_after_it
     RankClients(ranks)
     (hear,) = ranks.listeners
     hear(Registered({"of": "this notebook"}, {}), None)
-    named = {"of": "this notebook", "notebook": "/course/lab.ipynb"}
+    named = {"of": "this notebook", "allranks_notebook": "/course/lab.ipynb"}
     assert json.loads((security / FILE).read_text()) == named
     ranks.at_end.close()
     hear(Registered({"of": "this notebook"}, {}), None)
