@@ -61,7 +61,7 @@ from allranks.records.agent import (
 from allranks.records.agent import Event as AgentEvent
 from allranks.records.config import CLIENTS_RANKS, HostAgentConfig
 from allranks.records.deferred import deferred
-from allranks.records.ranks import IDLE, Activity, label
+from allranks.records.ranks import label
 from allranks.records.telemetry import Pulse
 from allranks.records.wire import (
     BETWEEN_CELLS,
@@ -505,21 +505,20 @@ class Connection:
 
     def interrupt_clients(self) -> bool:
         """Interrupts what ranks do for clients of any notebook, while no cell runs; returns whether
-        they did anything.
+        they did anything for one.
         """
         told = self.ask(requests.STATUS, {}, seconds=_STATUS_SECONDS, strict=False)
-        found = {rank: content for rank, (content, _) in told.items()}
+        found = {
+            rank: one for rank, (content, _) in told.items() if (one := content.get("request"))
+        }
         engines, own = self.unanswered(range(self.size)), self.own_clients()
         self.hooks.call_each((one.give_up for one in self.hooks.holding()), engines)
-        # Also tasks, of which no process knows which rank runs them.
-        reached = {
-            rank
-            for rank in engines.values()
-            if not (request := found.get(rank, {}).get("request")) or request["client"] in own
-        }
+        # What `give_up` does not reach: requests of other notebooks, and tasks, of which no process
+        # knows which rank runs them.
+        reached = {r for r in engines.values() if r not in found or found[r]["client"] in own}
         others = set(self.roster.alive) - reached
         self.send(sorted(others), Interrupt(BETWEEN_CELLS, requests_too=True))
-        return bool(engines) or not all(_is_idle(found.get(rank)) for rank in self.roster.alive)
+        return bool(engines or found)
 
     def own_clients(self) -> set[str]:
         """Returns the ids of this notebook's clients."""
@@ -740,13 +739,6 @@ class Connection:
         if self.roster.can_replace or self.size == 1:
             return ""
         return self._launcher.why_not_replaced()
-
-
-def _is_idle(status: dict[str, Any] | None) -> bool:
-    """Whether a rank has answered that it runs nothing, not even a request that awaits."""
-    if status is None or status.get("request"):
-        return False
-    return Activity(*status["doing"]) == IDLE
 
 
 def _start_controller(agents: list[AnyAgent]) -> None:
