@@ -148,8 +148,10 @@ class Interrupts:
             self._over = threading.Event()
             self._wake()
 
-    def send(self, cell: int) -> None:
-        """Raises KeyboardInterrupt in the main thread, while or before it runs this cell."""
+    def send(self, cell: int, early: bool = True) -> None:
+        """Raises KeyboardInterrupt in the main thread, while it runs this cell or, if ``early``,
+        before: not of a request that may have ended just now, as all have the same number.
+        """
         with self._lock:
             if self._hearing == cell:
                 self.count += 1
@@ -158,7 +160,7 @@ class Interrupts:
                 _interrupt_children()
                 self._over = threading.Event()
                 self._wake()
-            else:
+            elif early:
                 self._early = cell
 
     def wait_for_end(self, seconds: float) -> None:

@@ -32,6 +32,9 @@ from allranks.records.ranks import compact, label
 _OF_NOTEBOOK = ("allranks.magics.", "allranks.cluster.", "allranks.lessons.explainer")
 _WITHOUT = "Type it in a cell without %%distributed"
 _LOCAL = "Begin the cell with: %%local   (or let all cells run in the notebook: %distributed off)"
+#: Of what a view runs, in a cell of the notebook.
+OF_VIEW = "Use it outside of what the view runs"
+_BEGIN, _RUN = "Begin the cell with: {}", 'Import it there, or type: ranks.run("{}")'
 #: The size of larger values is named before they are copied to each rank.
 _LARGE_NBYTES = 100_000_000
 _SHOW = "showtraceback"
@@ -164,9 +167,9 @@ def where_names_are(
     return lines
 
 
-def _import(module: str, name: str) -> str:
+def _import(module: str, name: str, how: str = _BEGIN) -> str:
     known = f" as {name}" if module != name else ""
-    return f"Begin the cell with: import {module}{known}"
+    return how.format(f"import {module}{known}")
 
 
 def _option(ranks: list[int]) -> str:
@@ -180,7 +183,7 @@ def _to_ranks(name: str, value: Any, ranks: list[int], here: str) -> str:
     if isinstance(value, ModuleType):
         return (
             f"{name} is a module that the notebook has imported, and not the ranks. "
-            f"{_import(value.__name__, name)}"
+            f"{_import(value.__name__, name, _RUN if here == OF_VIEW else _BEGIN)}"
         )
     nbytes = sent_nbytes(value)
     if nbytes is None:
@@ -189,5 +192,6 @@ def _to_ranks(name: str, value: Any, ranks: list[int], here: str) -> str:
     each = f" ({size_text(nbytes)} each)" if nbytes >= _LARGE_NBYTES else ""
     copy = f"To copy it to the ranks{each}: %distributed push {name}{some}"
     # Where every cell runs on the ranks, this one may be meant for the notebook.
-    more = f"\nTo use it in the notebook: {here[0].lower()}{here[1:]}" if here != _WITHOUT else ""
+    of_cells = here not in (_WITHOUT, OF_VIEW)
+    more = f"\nTo use it in the notebook: {here[0].lower()}{here[1:]}" if of_cells else ""
     return f"{name} exists in the notebook. {copy}{more}"

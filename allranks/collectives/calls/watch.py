@@ -344,7 +344,8 @@ class Watch:
             idle = idle or place == _IDLE
         if len(missing) > _ASKED_AT_ONCE:
             lines.append(f"  and {len(missing) - _ASKED_AT_ONCE} more")
-        if idle:
+        # Not a receive, which needs one rank, nor a call of some ranks.
+        if idle and call.every and call.members.size == own.size:
             lines.append(f"  {_CALL_ON_ALL}")
         own.notice("\n".join(lines))
 

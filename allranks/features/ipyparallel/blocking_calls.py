@@ -10,6 +10,7 @@ import linecache
 import sys
 from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import wait
+from contextlib import suppress
 from functools import wraps
 from itertools import islice
 from types import FrameType
@@ -131,35 +132,35 @@ def _ranks_of(result: Any) -> list[int]:
     return busy or [rank for rank in result._targets or () if rank in engines]
 
 
-def _end(result: Any, ranks: Collection[int]) -> dict[int, str]:
+def _end(result: Any, ranks: Collection[int]) -> dict[int, str] | None:
     """Interrupts a call; returns what ranks run that have yet to begin it, in words. They leave it
-    out then.
+    out then. None if it was interrupted itself before the ranks have answered.
     """
-    others: dict[int, str] = {}
+    asked = {}
     try:
-        asked = {
-            rank: client_requests.interrupt(result._client, rank, result.msg_ids) for rank in ranks
-        }
+        for rank in ranks:
+            with suppress(LookupError):  # it has died meanwhile, which ends its request
+                asked[rank] = client_requests.interrupt(result._client, rank, result.msg_ids)
         wait(asked.values(), _END_SECONDS)
         answers = {rank: one.result()[0]["content"] for rank, one in asked.items() if one.done()}
         others = {rank: said[RUNS] for rank, said in answers.items() if RUNS in said}
         if not any(others.values()):
             result.wait(_END_SECONDS)
     except KeyboardInterrupt:
-        pass  # pressed again: the wait ends at once
+        return None  # pressed again: the wait ends at once
     return others
 
 
 def _told(
-    result: Any, call: str, ranks: Collection[int], cell: str, others: Mapping[int, str]
+    result: Any, call: str, ranks: Collection[int], cell: str, others: Mapping[int, str] | None
 ) -> tuple[str, str]:
     """Returns what happened, in one line, and with the place where a rank was interrupted.
 
     ``cell``: which cell of this notebook comes before it, as `cell_before` has it.
     """
     if not result.ready():
-        if first := cell or _first(others):
-            end = _END if _own_engines(result._client) else _END_THERE
+        end = _END if _own_engines(result._client) else _END_THERE
+        if first := cell or _first(others or {}):
             line = (
                 f"{call} was interrupted. {first} first; it goes on, and the call is left out "
                 f"after it. To end it, {end}"
@@ -169,6 +170,12 @@ def _told(
             line = (
                 f"{call} was interrupted. {label(others)} {has} yet to begin it, and will leave it "
                 "out"
+            )
+        elif others is None:
+            has = "has" if len(left := _ranks_of(result)) == 1 else "have"
+            line = (
+                f"{call} on {label(ranks)} was interrupted, and the wait for its end, too: "
+                f"{label(left)} {has} not ended it yet. To interrupt again, {end}"
             )
         else:
             line = _not_ended(result, call, ranks)

@@ -6,6 +6,7 @@ import inspect
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager, suppress
@@ -257,17 +258,29 @@ def _explaining_errors(plain: Callable[..., Any]) -> Callable[..., Any]:
     return unwrap
 
 
+#: All ranks of a call lack the same name: to count the bytes of its value may take a second.
+_SAME_SECONDS = 3.0
+_hint: tuple[Any, list[str], float] = (None, [], 0.0)
+
+
 def _where_names_are(client: Any, error: Any) -> list[str]:
     # Here: scripts need no magics.
-    from allranks.magics.hints import variables_of, where_names_are
+    from allranks.magics.hints import OF_VIEW, variables_of, where_names_are
 
+    global _hint
     ranks, rank, shell = _ranks_of(client), error.engine_info["engine_id"], get_ipython()
     if ranks is None:
         return []
     name, text = error.ename, error.evalue
     report = Report(rank, "", "", name, text, (), None, source_line=text, waiting=False)
-    names = {} if shell is None else variables_of(shell)
-    return where_names_are([report], (rank,), names, replaced=ranks.roster.replaced)
+    names, replaced = {} if shell is None else variables_of(shell), ranks.roster.replaced
+    value = names.get(text.partition("'")[2].partition("'")[0])
+    which = (id(client), text, id(value), rank if rank in replaced else None)
+    known, lines, until = _hint
+    if known != which or time.monotonic() > until:
+        lines = where_names_are([report], (rank,), names, OF_VIEW, replaced)
+        _hint = which, lines, time.monotonic() + _SAME_SECONDS
+    return lines
 
 
 def _numbering_call(plain: Callable[..., Any]) -> Callable[..., Any]:

@@ -9,6 +9,7 @@ from collections.abc import Coroutine
 from contextlib import ExitStack
 from functools import partial
 from typing import Any
+from weakref import finalize
 
 from IPython.core.interactiveshell import InteractiveShell
 from IPython.core.magic import Magics, line_cell_magic, line_magic, magics_class, no_var_expand
@@ -113,7 +114,11 @@ class PxMagics(Magics):
             at_end.push(partial(self._store, sent, output, began))
             at_end.enter_context(raising_composite_errors())
             waits = self._distributed.finish(sent, local)
-            return None if waits is None else self._awaited(waits, at_end.pop_all())
+            if waits is None:
+                return None
+            awaited = self._awaited(waits, until := at_end.pop_all())
+            finalize(awaited, until.close)  # an interrupt may come before it begins
+            return awaited
 
     @staticmethod
     async def _awaited(waits: Coroutine[Any, Any, Any], at_end: ExitStack) -> None:

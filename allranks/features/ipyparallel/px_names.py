@@ -14,6 +14,8 @@ from allranks.magics.session import Session, described, is_looked_at
 from allranks.records.ranks import label
 
 _LOG_NBYTES = 10_000
+#: What ipyparallel's clients and views have since they were made, not their classes.
+_PARTS = ("executor", "session")
 
 
 class ClientProxy:
@@ -42,7 +44,8 @@ class ClientProxy:
             raise AttributeError(name)
         if is_looked_at():
             return described(self._kind(), name, self)
-        if self._session.running is None and not hasattr(self._kind(), name):
+        known = name in _PARTS or self._session.running is not None or hasattr(self._kind(), name)
+        if not known:
             raise AttributeError(f"ipyparallel's {self._kind().__name__} has no {name!r}")
         return getattr(self._make(), name)
 

@@ -374,9 +374,10 @@ def in_background(cluster: Cluster) -> list[BackgroundCell]:
 
 
 def running_cell(cluster: Cluster) -> tuple[str, Sequence[int]]:
-    """Returns the cell or call of this notebook that ranks run, in words, and these ranks."""
-    roster = cluster.roster
+    """Returns the cell or call of this notebook that ranks run, in words, and these ranks.
+
+    Not members: between two of them a rank answers requests, and the notebook does not know when.
+    """
     name = next((one.name for one in in_background(cluster)), "another call of this notebook")
-    if roster.reserved:
-        return name, range(cluster.size)
-    return name, () if roster.running is None else roster.running.pending
+    cell = cluster.roster.running  # once: another thread may end it
+    return name, () if cell is None else cell.pending

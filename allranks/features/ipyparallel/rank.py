@@ -11,7 +11,7 @@ import threading
 import warnings
 import zlib
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any
 
@@ -92,7 +92,7 @@ class ClientRequests(RankFeature):
         self._alone = False
         self._is_task = self._was_interrupted = False
         #: The id of the request that runs, and of those that are to end before they begin.
-        self._runs, self._left_out = "", set[str]()
+        self._ids, self._left_out = frozenset[str](), set[str]()
         #: The error whose traceback was the last before the request.
         self._shown_before: BaseException | None = None
         self._execute, self._apply = kernel.do_execute, kernel.do_apply
@@ -118,7 +118,7 @@ class ClientRequests(RankFeature):
         publish = partial(_publish, self._kernel, parent)
         with self._wire.output_for_client(publish) as alone, _like_a_cell(self._interrupts, alone):
             self._alone, self._epochs.in_request = alone, _about(parent)
-            self._runs = _id_of(parent)
+            self._ids = _ids_of(parent)
             self._is_task = _OF_A_TASK in parent["metadata"]
             this = world.current()
             this.client = _client_of(parent) if alone else 0
@@ -130,7 +130,7 @@ class ClientRequests(RankFeature):
                 if inspect.isawaitable(done):
                     await done
             finally:
-                self._runs, self._epochs.in_request, this.client = "", None, 0
+                self._ids, self._epochs.in_request, this.client = frozenset(), None, 0
                 part, this.request, this.part = this.part, 0, 0
                 self._shown_before = None  # it has the variables of its frames
                 if part and not _goes_on(this, threads):
@@ -157,7 +157,7 @@ class ClientRequests(RankFeature):
     def _prepare(self, method: str) -> dict[str, Any] | None:
         """Begins another epoch if a request needs one; returns the error that ends the request."""
         try:
-            if self._has_taken(self._runs):
+            if self._has_taken():
                 raise KeyboardInterrupt("the request was interrupted before this rank began it")
             if self._alone and not self._is_task:
                 self._epochs.enter()
@@ -226,7 +226,7 @@ class ClientRequests(RankFeature):
             elif number and (runs := self._runs_other(parent)) is not None:
                 content[RUNS] = runs
             elif number:
-                interrupts.send(_CLIENT)
+                interrupts.send(_CLIENT, early=False)
                 # ipykernel's handler, for requests that await, does not wake the loop.
                 self._loop.call_soon_threadsafe(int)
                 interrupts.wait_for_end(INTERRUPTED_SECONDS)
@@ -244,7 +244,7 @@ class ClientRequests(RankFeature):
             return world.current().scope.name
         if is_for_running:
             return None
-        if runs is None or self._runs in content.get(REQUESTS, ()):  # which ends by itself
+        if runs is None or self._ids.intersection(content.get(REQUESTS, ())):  # it ends by itself
             return ""
         if runs["client"] == interrupt["header"]["session"]:
             return "an earlier request of this client"
@@ -257,18 +257,20 @@ class ClientRequests(RankFeature):
         if not asked and client is None:
             return True
         self._left_out.update(asked)
-        if self._runs in asked:
-            return self._has_taken(self._runs)
+        if self._ids.intersection(asked):
+            return self._has_taken()
         runs = self._epochs.in_request
         return runs is not None and runs["client"] == client
 
-    def _has_taken(self, request: str) -> bool:
-        """Whether the caller is to end a request: the main thread before it begins, or a signal."""
-        try:
-            self._left_out.remove(request)
-        except KeyError:
-            return False
-        return True
+    def _has_taken(self) -> bool:
+        """Whether the caller is to end the request: the main thread before it begins, or a signal;
+        not both.
+        """
+        for one in self._ids:
+            with suppress(KeyError):
+                self._left_out.remove(one)
+                return True
+        return False
 
 
 def _last_shown() -> BaseException | None:
@@ -306,6 +308,13 @@ def _id_of(parent: dict[str, Any]) -> str:
     """Returns the id that a client has given to a request, or to all those of a broadcast."""
     found: str = parent["metadata"].get("original_msg_id") or parent["header"]["msg_id"]
     return found
+
+
+def _ids_of(parent: dict[str, Any]) -> frozenset[str]:
+    """Returns the ids by which a client may mean this rank's part of a request: a broadcast view
+    has one for all ranks, and may have one for each.
+    """
+    return frozenset((_id_of(parent), parent["header"]["msg_id"]))
 
 
 def _goes_on(this: RankState, threads: set[threading.Thread]) -> bool:

@@ -262,10 +262,18 @@ def test_a_call_that_lacks_an_idle_rank_says_how_to_make_it(monkeypatch):
     state.notice = said.append
     spec = SimpleNamespace(title="barrier")
     call = SimpleNamespace(moving=False, reports_late=lambda: True, spec=spec, site="f.py:2")
-    for place in ("is at f.py:7", "has nothing to run: no cell, and no request of a client"):
+    idles = "has nothing to run: no cell, and no request of a client"
+    for place, every, size in (
+        ("is at f.py:7", True, 2),
+        (idles, False, 2),  # a receive
+        (idles, True, 1),  # a call of some ranks
+        (idles, True, 2),
+    ):
         monkeypatch.setattr(Watch, "_location", lambda *_, place=place: place)
+        call.every, call.members = every, SimpleNamespace(size=size)
         Watch(state)._report_late(call, (1,), waited=1e6)
-    busy, idle = said
+    busy, *others, idle = said
+    assert [one.splitlines()[1:] for one in others] == [[f"  rank 1 {idles}"]] * 2
     assert busy.endswith("  rank 1 is at f.py:7")
     assert idle.splitlines()[2].startswith("  This call needs all ranks: make it on all, as with")
 

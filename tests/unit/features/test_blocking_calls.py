@@ -125,15 +125,12 @@ def test_ranks_that_do_not_react_are_named_with_the_command_that_ends_them(get):
     assert str(told.value).endswith('ranks.client().send_signal("SIGKILL", targets=[1])')
 
 
-@pytest.mark.parametrize("reserved", ["", "running an ensemble"])
-def test_a_cell_that_the_ranks_run_first_goes_on_and_is_named(get, monkeypatch, reserved):
+@pytest.mark.parametrize("name", ["In[5] (%%px --noblock)", "another call of this notebook"])
+def test_a_cell_that_the_ranks_run_first_goes_on_and_is_named(get, monkeypatch, name):
     result, roster = Result(reacts=False), cluster.running().roster
     result._client.runs = {1: "cell In[5]"}
-    roster.running, roster.reserved = SimpleNamespace(pending=(0, 1)), reserved
-    name = "In[5] (%%px --noblock)"
-    if reserved:
-        roster.running, name = None, "another call of this notebook"
-    cell = [] if reserved else [SimpleNamespace(name=name)]
+    roster.running = SimpleNamespace(pending=(0, 1))
+    cell = [SimpleNamespace(name=name)] if name.startswith("In") else []
     monkeypatch.setattr(px_results, "in_background", lambda _: cell)
     with pytest.raises(CellInterrupted) as told:
         get(result)
@@ -142,6 +139,20 @@ def test_a_cell_that_the_ranks_run_first_goes_on_and_is_named(get, monkeypatch, 
         "left out after it. To end it, type: ranks.interrupt()"
     )
     assert result._client.interrupted == [1]
+
+
+def test_ranks_that_run_members_say_themselves_whether_these_come_first(get):
+    # Between two members, a rank may have begun the call.
+    cluster.running().roster.reserved = "running an ensemble"
+    for runs, told in (
+        ({}, "the call of f on rank 1 was"),
+        ({1: "member 3"}, "rank 1 runs member 3 first"),
+    ):
+        result = Result(reacts=not runs)
+        result._client.runs = runs
+        with pytest.raises(CellInterrupted, match=told):
+            get(result)
+        assert result._client.interrupted == [1]
 
 
 def test_a_cell_of_other_ranks_does_not_come_first(get):
@@ -176,6 +187,28 @@ def test_a_rank_that_has_yet_to_begin_a_call_is_not_to_be_killed(get):
     assert str(told.value) == (
         "the call of f was interrupted. rank 1 has yet to begin it, and will leave it out"
     )
+
+
+def test_who_presses_again_at_once_is_not_advised_to_kill_ranks(get):
+    result = Result(reacts=False)
+
+    def press(seconds):
+        raise KeyboardInterrupt
+
+    result.wait = press
+    with pytest.raises(CellInterrupted) as told:
+        get(result)
+    assert str(told.value) == (
+        "the call of f on rank 1 was interrupted, and the wait for its end, too: rank 1 has not "
+        "ended it yet. To interrupt again, type: ranks.interrupt()"
+    )
+
+
+def test_a_rank_that_dies_meanwhile_is_not_asked(get):
+    result = Result()
+    result._client._send_control_request = lambda targets, *_, **__: {}[targets[0]]
+    with pytest.raises(CellInterrupted, match="the call of f on rank 1 was interrupted; "):
+        get(result)
 
 
 def test_an_earlier_request_goes_on(get):

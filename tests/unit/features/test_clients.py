@@ -19,6 +19,7 @@ from allranks.features.ipyparallel.clients import RankClients
 from allranks.features.ipyparallel.connection_files import ConnectionFiles, _set_name
 from allranks.features.ipyparallel.metadata import REQUESTS
 from allranks.features.ipyparallel.notebook import ClientPatch, NotebookClients
+from allranks.magics import hints
 from allranks.records.agent import Again, AgentExit, Controller, ControllerExit, Registered
 
 FILE = "ipcontroller-client.json"
@@ -357,6 +358,28 @@ def test_a_client_says_which_name_exists_in_the_notebook(monkeypatch, followed):
             said.append(followed._unwrap_exception(content).traceback)
     copy = "model exists in the notebook. To copy it to the ranks: %distributed push model"
     assert said == [f"NameError\n\n{copy}", "NameError", "NameError"]
+
+
+def test_a_value_that_many_ranks_lack_is_looked_at_once(monkeypatch, followed):
+    plain_calls(monkeypatch, "send_signal")
+    cluster.session.running.roster = SimpleNamespace(replaced=())
+    shell, looks = SimpleNamespace(user_ns={"data": [1]}, user_ns_hidden={}), []
+    monkeypatch.setattr(notebook, "get_ipython", lambda: shell)
+    monkeypatch.setattr(hints, "sent_nbytes", lambda value: looks.append(value) or 3)
+    said = set()
+    with ExitStack() as undo:
+        ClientPatch(undo)
+        for value, ranks in (([1], range(8)), ([2], range(8))):
+            shell.user_ns["data"] = value
+            for rank in ranks:
+                content = {"ename": "NameError", "evalue": "name 'data' is not defined"}
+                content |= {"traceback": [""], "engine_info": {"engine_id": rank}}
+                said.add(followed._unwrap_exception(content).traceback)
+    assert looks == [[1], [2]]
+    (line,) = said
+    assert line.endswith(
+        "data exists in the notebook. To copy it to the ranks: %distributed push data"
+    )
 
 
 class Registrations(list):

@@ -1,5 +1,6 @@
 """``%load_ext allranks.px`` beside ipyparallel's own magics, and the result of ``%%px -o``."""
 
+import gc
 from types import SimpleNamespace
 
 import ipyparallel
@@ -107,6 +108,20 @@ def test_the_result_of_a_cell_has_what_notebooks_use_of_ipyparallels():
     assert result.stdout == result["stdout"] == ["", "now"]
     assert (result.ready(), result.successful(), result.wait()) == (True, True, True)
     assert repr(result) == "<PxResult: ended on ranks 0–1>"
+
+
+@pytest.mark.filterwarnings("ignore:coroutine")
+def test_no_output_is_kept_of_a_cell_that_was_never_awaited():
+    async def never(): ...
+
+    ranks = Ranks([3, 4])
+    ranks.finish = lambda *_: never()
+    waits = PxMagics(InteractiveShell(), ranks)._stored(CellOptions(out="ar"), "1", "")
+    (clients,) = ranks.session.hooks.features
+    assert clients.arriving == (Output,)
+    del waits
+    gc.collect()
+    assert clients.arriving == ()
 
 
 def test_the_result_of_a_cell_that_fails_is_stored_too():

@@ -24,6 +24,7 @@ class Client(list):
     """Both the client and its view."""
 
     ids = (0, 1)
+    executor = session = 3
 
     def __init__(self):
         super().__init__(self.ids)
@@ -61,6 +62,16 @@ def test_a_look_at_one_starts_no_ranks(session, name, what, method):
 def test_the_first_use_starts_them(session, use):
     assert use(variables(session)["rc"]) in (2, [0, 1], (0, 1))
     assert session.running is not None
+
+
+@pytest.mark.parametrize(("name", "part"), [("dv", "executor"), ("rc", "session")])
+def test_what_no_class_has_starts_them_too(session, name, part):
+    class View(Client):
+        def __getitem__(self, key):
+            return self
+
+    session.cluster = lambda: SimpleNamespace(client=View)
+    assert getattr(variables(session)[name], part) == 3
 
 
 def test_its_text_names_the_ranks_that_run(session):

@@ -10,7 +10,7 @@ import pytest
 from IPython.core.error import UsageError as UnknownMagic
 
 from allranks.errors import AllranksError, CellFailed, Report
-from allranks.magics.hints import Hints, where_names_are
+from allranks.magics.hints import OF_VIEW, Hints, where_names_are
 from allranks.magics.session import RanksProxy
 from allranks.widgets import ring
 
@@ -71,6 +71,11 @@ def test_a_module_is_imported_and_not_copied():
         f"np {said}, and not the ranks. Begin the cell with: import numpy as np"
     ]
     assert hints(names, undefined(0, "json"))[0].endswith("Begin the cell with: import json")
+    # A view runs on the ranks what a cell of the notebook has: an import there does not help.
+    assert hints(names, undefined(0, "np"), here=OF_VIEW) == [
+        f'np {said}, and not the ranks. Import it there, or type: ranks.run("import numpy as np")'
+    ]
+    assert hints({"x": 3}, undefined(0, "x"), ran=1, here=OF_VIEW) == [f"x {COPY} x"]
 
 
 def test_what_runs_in_the_notebook_is_not_copied():
