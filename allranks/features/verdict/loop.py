@@ -37,6 +37,8 @@ _LEAST_LOOKS = 40
 _STEADY = 0.5
 #: Other programs use little of a host whose ranks and idle cores are this part of all cores.
 OWN_CORES = 0.75
+#: The part of the time of threads that read data which moments have to find.
+_FOUND_READING = 0.5
 #: By how much looks may differ from the exact share of the time outside of collectives.
 _LOOKS_ERROR = 0.15
 
@@ -44,7 +46,8 @@ _LOOKS_ERROR = 0.15
 class Looked(NamedTuple):
     """A look: its share of the time, the lines and what was done there, and the cores used.
 
-    ``late`` are the seconds by which it came too late.
+    ``late`` are the seconds by which it came too late. ``readers`` are the cores of threads that
+    also read data, and ``reading`` those of such threads that read in this moment.
     """
 
     share: float
@@ -53,6 +56,8 @@ class Looked(NamedTuple):
     main_cores: float
     cores: float
     late: float
+    readers: float
+    reading: float
 
 
 class RankLoop:
@@ -161,6 +166,8 @@ class RankLoop:
                 (look.main_used - before.main_used) / max(1e-9, look.at - before.at),
                 (look.used - before.used) / max(1e-9, look.at - before.at),
                 look.late,
+                (look.readers_used - before.readers_used) / max(1e-9, look.at - before.at),
+                look.reading,
             )
             for before, look in pairwise(looks)
         ]
@@ -172,6 +179,20 @@ class RankLoop:
         """How many cores the process has used in the time of the looks, as a mean."""
         return sum(one.share * one.cores for one in self.looked or ())
 
+    @cached_property
+    def reading(self) -> float:
+        """How many of them threads have used that read data beside the main thread.
+
+        A moment is too short for one that has lost its core to get it back. All time of these
+        threads is longer, and may be that of other work, if half of it is not found in moments.
+        """
+        found = self.looked or ()
+        in_moments = sum(one.share * one.reading for one in found)
+        whole = sum(one.share * one.readers for one in found)
+        if in_moments < _FOUND_READING * whole:
+            return in_moments
+        return max(in_moments, min(whole, sum(one.share for one in found if one.reading)))
+
     def spent(self, chosen: Callable[[Looked], bool]) -> Spent:
         """Returns the shares of the time of some looks by lines, each with its callers."""
         found: Spent = defaultdict(float)
@@ -181,15 +202,20 @@ class RankLoop:
                     found[one.path[:depth]] += one.share
         return found
 
-    def steadily(self, chosen: Callable[[Looked], bool]) -> float:
-        """Returns the share of the time of some looks; 0 where a quarter of the loop has few."""
+    def steadily(
+        self, chosen: Callable[[Looked], bool], steady: Callable[[Looked], bool] | None = None
+    ) -> float:
+        """Returns the share of the time of some looks; 0 where a quarter of the loop has few of
+        them, or of those that are to be ``steady``.
+        """
         share, since, quarters = 0.0, 0.0, [0.0] * 4
         for one in self.looked or ():
             if chosen(one):
                 share += one.share
+            if (steady or chosen)(one):
                 quarters[min(3, int(4 * since))] += one.share
             since += one.share
-        return share if min(quarters) >= _STEADY * share / 4 else 0.0
+        return share if min(quarters) >= _STEADY * sum(quarters) / 4 else 0.0
 
 
 class Loop:

@@ -460,12 +460,13 @@ def _compiling(loop: Loop) -> list[Verdict]:
 
 
 def _without_data(loop: Loop) -> list[Verdict]:
-    share, where = _on_all(loop, lambda one: one.doing is Doing.INPUT)
+    share, where = _on_most(loop, lambda one: one.doing is Doing.INPUT)
     if share < INPUT_SHARE:
-        share, where = _on_all(loop, _waits_for_data)
-        rest = max(one.cores for one in loop.ranks.values()) - share
+        # Of the time in which another thread reads, more or less is spent in collectives.
+        share, where = _on_most(loop, _waits_for_data, _reads_data)
         # What is left if reading takes no time: what computes meanwhile has read ahead.
-        saved = min(one.computing / one.seconds for one in loop.ranks.values()) - rest
+        ranks = loop.ranks.values()
+        saved = fmean(one.computing / one.seconds - _works_besides(one) for one in ranks)
         # A thread that reads lacks a core as the main thread does; others may wait for these two.
         if saved < INPUT_SHARE or not _have_cores(loop, share):
             return []
@@ -481,10 +482,24 @@ def _without_data(loop: Loop) -> list[Verdict]:
     ]
 
 
+def _works_besides(one: RankLoop) -> float:
+    """Returns the share of the time that all but reading takes, if it needs one core or less."""
+    rest = one.cores - one.reading
+    if one.used is None or one.cores >= 1:
+        return rest
+    # A rank that gets less of a core than it needs takes longer for all of it.
+    needed = min(1.0, one.cores + one.used.ready / one.used.at)
+    return rest * needed / max(1e-9, one.cores)
+
+
 def _waits_for_data(one: Looked) -> bool:
     # While another thread reads ahead, the main thread may compute.
     waits = one.main_cores < FEEDING_MAIN_CORES
     return one.doing is Doing.INPUT or (one.doing is Doing.FEED and waits)
+
+
+def _reads_data(one: Looked) -> bool:
+    return one.doing in (Doing.INPUT, Doing.FEED) or one.reading > 0
 
 
 def _idle(loop: Loop) -> list[Verdict]:
@@ -526,9 +541,26 @@ def _stands_still(one: RankLoop) -> float:
 def _on_all(loop: Loop, chosen: Callable[[Looked], bool]) -> tuple[float, str]:
     """Returns the share of the time that some looks have on each rank, and at which lines."""
     shares = {rank: one.steadily(chosen) for rank, one in loop.ranks.items()}
+    return min(shares.values()), _where(loop, shares, chosen)
+
+
+def _on_most(
+    loop: Loop,
+    chosen: Callable[[Looked], bool],
+    steady: Callable[[Looked], bool] | None = None,
+) -> tuple[float, str]:
+    """Returns the share of the time that some looks have as a mean of the ranks, and at which
+    lines. A rank that waits for the others has less, but half of it at least.
+    """
+    shares = {rank: one.steadily(chosen, steady) for rank, one in loop.ranks.items()}
+    mean, least = fmean(shares.values()), min(shares.values())
+    return mean if least >= EXPLAINS * mean else least, _where(loop, shares, chosen)
+
+
+def _where(loop: Loop, shares: dict[int, float], chosen: Callable[[Looked], bool]) -> str:
     rank = min(shares, key=lambda one: shares[one])
     path = _followed(loop.ranks[rank].spent(chosen), EXPLAINS * shares[rank])
-    return shares[rank], f", at {_place(path)}" if path else ""
+    return f", at {_place(path)}" if path else ""
 
 
 # ---- moving data
