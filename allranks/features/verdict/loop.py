@@ -33,23 +33,25 @@ _SPAN = 0.8
 _COVERED = 0.5
 #: Fewer looks do not tell at which lines a rank spends its time.
 _LEAST_LOOKS = 40
-#: What goes on in every step has this part of its mean in each quarter of the loop.
+#: What goes on in every step has this part of its mean in each quarter of the steps.
 _STEADY = 0.5
 #: Other programs use little of a host whose ranks and idle cores are this part of all cores.
 OWN_CORES = 0.75
-#: The part of the time of threads that read data which moments have to find.
-_FOUND_READING = 0.5
+#: The part of the time of threads that read data which moments have to find: they also begin after
+#: the interpreter was taken from such a thread, and end when it reads no more.
+_FOUND_READING = 0.25
 #: By how much looks may differ from the exact share of the time outside of collectives.
 _LOOKS_ERROR = 0.15
 
 
 class Looked(NamedTuple):
-    """A look: its share of the time, the lines and what was done there, and the cores used.
+    """A look: its time and share, the lines and what was done there, and the cores used.
 
     ``late`` are the seconds by which it came too late. ``readers`` are the cores of threads that
     also read data, and ``reading`` those of such threads that read in this moment.
     """
 
+    at: float
     share: float
     path: tuple[CodeLine, ...]
     doing: Doing
@@ -160,6 +162,7 @@ class RankLoop:
         # A late look, as after C code that held the interpreter, stands for all that time.
         found = [
             Looked(
+                look.at,
                 (look.at - before.at) / whole,
                 self.part.paths[look.path] if look.path >= 0 else (),
                 look.doing,
@@ -184,7 +187,7 @@ class RankLoop:
         """How many of them threads have used that read data beside the main thread.
 
         A moment is too short for one that has lost its core to get it back. All time of these
-        threads is longer, and may be that of other work, if half of it is not found in moments.
+        threads is longer, and may be that of other work, if too little of it is found in moments.
         """
         found = self.looked or ()
         in_moments = sum(one.share * one.reading for one in found)
@@ -205,16 +208,16 @@ class RankLoop:
     def steadily(
         self, chosen: Callable[[Looked], bool], steady: Callable[[Looked], bool] | None = None
     ) -> float:
-        """Returns the share of the time of some looks; 0 where a quarter of the loop has few of
-        them, or of those that are to be ``steady``.
+        """Returns the share of the time of some looks; 0 where a quarter of the steps has few of
+        them, or of those that are to be ``steady``. A step may stand still, as between epochs.
         """
-        share, since, quarters = 0.0, 0.0, [0.0] * 4
+        share, quarters = 0.0, [0.0] * 4
         for one in self.looked or ():
             if chosen(one):
                 share += one.share
             if (steady or chosen)(one):
-                quarters[min(3, int(4 * since))] += one.share
-            since += one.share
+                step = bisect_left(self.edges, one.at)
+                quarters[min(3, 4 * step // len(self.edges))] += one.share
         return share if min(quarters) >= _STEADY * sum(quarters) / 4 else 0.0
 
 

@@ -548,6 +548,21 @@ def test_compiling_in_every_step_is_named():
     assert ", in every step, at In[3]:4 `x = read(step)`" in found.text
 
 
+def test_reading_in_each_step_is_named_though_one_step_stands_still():
+    # As between two epochs of Keras' `fit`, for a third of the time.
+    parts = cell(
+        [lambda step, _: 8.0 if step == 150 else 0.04] * 2,
+        lines=both((READ, 0.6), (TRAIN, 0.4)),
+        does={READ: (Doing.INPUT, 1, 1)},
+    )
+    still = [each.ended for each in parts.ranks[0].calls[149:151]]
+    for part in parts.ranks:
+        for at, look in enumerate(part.looks):
+            if still[0] < look.at < still[1]:
+                part.looks[at] = look._replace(doing=Doing.COMPUTE)
+    assert kinds(parts) == ["input"]
+
+
 def test_compiling_in_a_part_of_the_steps_is_no_cause():
     # A second function is compiled in the middle of the loop.
     parts = cell([0.04] * 2, lines=both((READ, 1.0)))
