@@ -205,20 +205,18 @@ class RankLoop:
                     found[one.path[:depth]] += one.share
         return found
 
-    def steadily(
-        self, chosen: Callable[[Looked], bool], steady: Callable[[Looked], bool] | None = None
-    ) -> float:
-        """Returns the share of the time of some looks; 0 where a quarter of the steps has few of
-        them, or of those that are to be ``steady``. A step may stand still, as between epochs.
+    def steadily(self, chosen: Callable[[Looked], bool]) -> float:
+        """Returns the share of the time of some looks; 0 where a quarter of the steps has few.
+
+        A step may stand still for long, as between epochs.
         """
-        share, quarters = 0.0, [0.0] * 4
+        quarters = [0.0] * 4
         for one in self.looked or ():
             if chosen(one):
-                share += one.share
-            if (steady or chosen)(one):
                 step = bisect_left(self.edges, one.at)
                 quarters[min(3, 4 * step // len(self.edges))] += one.share
-        return share if min(quarters) >= _STEADY * sum(quarters) / 4 else 0.0
+        share = sum(quarters)
+        return share if min(quarters) >= _STEADY * share / 4 else 0.0
 
 
 class Loop:

@@ -456,6 +456,15 @@ def test_a_thread_that_reads_also_during_collectives_takes_its_core_from_no_othe
         assert kinds(parts) == expected
 
 
+def test_a_rank_that_is_a_little_behind_with_its_data_is_not_the_slow_one():
+    # The other one reads ahead for as long, while it waits in the collective.
+    spent, does = both((READ, 0.9), (TRAIN, 0.1)), {READ: (Doing.FEED, 0.1, 1.0, 0.95)}
+    behind = cell([0.04, 0.02], lines=spent, does=does, ahead=0.95)
+    assert kinds(behind) == ["input"]
+    # Here it has nothing to read then.
+    assert kinds(cell([0.04, 0.008], lines=spent, does=does)) == ["straggler"]
+
+
 def test_a_thread_that_reads_and_gets_its_core_back_late_is_found_by_its_clock():
     # In moments it is on a core for a part of the time only. Another one, of a pool, reads for a
     # part of its time only; and in the last cell others compute as long.
