@@ -133,7 +133,7 @@ class RankVerdict(RankFeature):
             long = world.current().journal.now() - began >= _LONG_SECONDS
             if self._looks_at_lines and long:
                 late = self._wait_for_look()
-                path, doing, reading = look()
+                path, doing, reading = look(self._readers.are_found)
                 now = world.current().journal.now()
                 used = self._main_used(), process_time()
                 counted = *used, late, self._rss_nbytes(), *self._readers.count(reading)

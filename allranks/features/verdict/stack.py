@@ -52,13 +52,16 @@ Path = tuple[tuple[str, int, str], ...]
 
 
 @no_collection()
-def look() -> tuple[Path, Doing, list[int]]:
+def look(beside_collectives: bool) -> tuple[Path, Doing, list[int]]:
     """Returns the lines of the cell and of the user's functions that it has called.
 
     There are none within a collective, and where the main thread runs no cell. Where other threads
     call the user's code to read data, as those of TensorFlow do, the lines of one of them follow,
-    and the threads are returned.
+    and the threads are returned, within a collective only ``beside_collectives``.
     """
+    within = world.current().within is not None
+    if within and not beside_collectives:
+        return (), Doing.COLLECTIVE, []
     frames = frames_of_threads()
     main = frames.pop(threading.main_thread().ident or 0, None)
     frames.pop(threading.get_ident(), None)
@@ -66,7 +69,7 @@ def look() -> tuple[Path, Doing, list[int]]:
     reading = {
         thread: path for thread, (path, what) in found.items() if path and what is Doing.INPUT
     }
-    if world.current().within is not None:
+    if within:
         return (), Doing.COLLECTIVE, [*reading]
     path, doing = _walked(main)
     if _waits_in_a_queue(main):

@@ -26,6 +26,10 @@ class ReadingThreads:
         self._clocks: dict[int, float] = {}
         self._seconds = 0.0
 
+    @property
+    def are_found(self) -> bool:
+        return bool(self._clocks)
+
     def count(self, reading: Collection[int]) -> tuple[float, float]:
         """Returns the seconds of all threads that have been found so far, and how many cores those
         that read now use for a moment.
