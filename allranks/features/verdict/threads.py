@@ -13,7 +13,10 @@ from allranks.collectives.calls.frames import no_collection
 
 #: It gets longer by about 5 ms where Python code holds the interpreter.
 _MOMENT_SECONDS = 1e-3
-_HAS_CLOCKS = hasattr(time, "pthread_getcpuclockid")  # Linux
+#: On Linux. Without the lock of the interpreter a thread may end while its clock is asked for.
+_HAS_CLOCKS = (
+    hasattr(time, "pthread_getcpuclockid") and getattr(sys, "_is_gil_enabled", lambda: True)()
+)
 
 
 class ReadingThreads:
@@ -41,7 +44,7 @@ class ReadingThreads:
         for clock in found:
             self._clocks.setdefault(clock, _seconds(clock))
         for clock, before in list(self._clocks.items()):
-            if (now := _seconds(clock)) < before:  # the thread has ended
+            if (now := _seconds(clock)) < max(0.0, before):  # the thread has ended
                 del self._clocks[clock]
             else:
                 self._clocks[clock] = now
