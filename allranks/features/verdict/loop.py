@@ -33,26 +33,33 @@ _SPAN = 0.8
 _COVERED = 0.5
 #: Fewer looks do not tell at which lines a rank spends its time.
 _LEAST_LOOKS = 40
-#: What goes on in every step has this part of its mean in each quarter of the loop.
+#: What goes on in every step has this part of its mean in each quarter of the steps.
 _STEADY = 0.5
 #: Other programs use little of a host whose ranks and idle cores are this part of all cores.
 OWN_CORES = 0.75
+#: The part of the time of threads that read data which moments have to find: they also begin after
+#: the interpreter was taken from such a thread, and end when it reads no more.
+_FOUND_READING = 0.25
 #: By how much looks may differ from the exact share of the time outside of collectives.
 _LOOKS_ERROR = 0.15
 
 
 class Looked(NamedTuple):
-    """A look: its share of the time, the lines and what was done there, and the cores used.
+    """A look: its time and share, the lines and what was done there, and the cores used.
 
-    ``late`` are the seconds by which it came too late.
+    ``late`` are the seconds by which it came too late. ``readers`` are the cores of threads that
+    also read data, and ``reading`` those of such threads that read in this moment.
     """
 
+    at: float
     share: float
     path: tuple[CodeLine, ...]
     doing: Doing
     main_cores: float
     cores: float
     late: float
+    readers: float
+    reading: float
 
 
 class RankLoop:
@@ -155,12 +162,15 @@ class RankLoop:
         # A late look, as after C code that held the interpreter, stands for all that time.
         found = [
             Looked(
+                look.at,
                 (look.at - before.at) / whole,
                 self.part.paths[look.path] if look.path >= 0 else (),
                 look.doing,
                 (look.main_used - before.main_used) / max(1e-9, look.at - before.at),
                 (look.used - before.used) / max(1e-9, look.at - before.at),
                 look.late,
+                (look.readers_used - before.readers_used) / max(1e-9, look.at - before.at),
+                look.reading,
             )
             for before, look in pairwise(looks)
         ]
@@ -172,6 +182,20 @@ class RankLoop:
         """How many cores the process has used in the time of the looks, as a mean."""
         return sum(one.share * one.cores for one in self.looked or ())
 
+    @cached_property
+    def reading(self) -> float:
+        """How many of them threads have used that read data beside the main thread.
+
+        A moment is too short for one that has lost its core to get it back. All time of these
+        threads is longer, and may be that of other work, if too little of it is found in moments.
+        """
+        found = self.looked or ()
+        in_moments = sum(one.share * one.reading for one in found)
+        whole = sum(one.share * one.readers for one in found)
+        if in_moments < _FOUND_READING * whole:
+            return in_moments
+        return max(in_moments, min(whole, sum(one.share for one in found if one.reading)))
+
     def spent(self, chosen: Callable[[Looked], bool]) -> Spent:
         """Returns the shares of the time of some looks by lines, each with its callers."""
         found: Spent = defaultdict(float)
@@ -182,13 +206,16 @@ class RankLoop:
         return found
 
     def steadily(self, chosen: Callable[[Looked], bool]) -> float:
-        """Returns the share of the time of some looks; 0 where a quarter of the loop has few."""
-        share, since, quarters = 0.0, 0.0, [0.0] * 4
+        """Returns the share of the time of some looks; 0 where a quarter of the steps has few.
+
+        A step may stand still for long, as between epochs.
+        """
+        quarters = [0.0] * 4
         for one in self.looked or ():
             if chosen(one):
-                share += one.share
-                quarters[min(3, int(4 * since))] += one.share
-            since += one.share
+                step = bisect_left(self.edges, one.at)
+                quarters[min(3, 4 * step // len(self.edges))] += one.share
+        share = sum(quarters)
         return share if min(quarters) >= _STEADY * share / 4 else 0.0
 
 

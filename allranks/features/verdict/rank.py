@@ -39,6 +39,7 @@ from allranks.features.verdict.records import (
     Sample,
 )
 from allranks.features.verdict.stack import Path, look
+from allranks.features.verdict.threads import ReadingThreads
 from allranks.features.verdict.weights import Weights
 from allranks.post_import import PostImportHook
 from allranks.records.wire import Record, RunCell
@@ -78,7 +79,8 @@ class RankVerdict(RankFeature):
         self._check = ""
         self._samples: deque[tuple[Sample, dict[str, int]]] = deque(maxlen=_KEPT_SAMPLES)
         self._times, self._idle = ThreadTimes(), IdleCores()
-        self._looks: deque[tuple[float, Path, Doing, float, float, float, float]]
+        self._readers = ReadingThreads()
+        self._looks: deque[tuple[float, Path, Doing, *tuple[float, ...]]]
         self._looks = deque(maxlen=_KEPT_LOOKS)
         #: One of its own: the cell's random numbers stay the same.
         self._random = Random()
@@ -131,10 +133,11 @@ class RankVerdict(RankFeature):
             long = world.current().journal.now() - began >= _LONG_SECONDS
             if self._looks_at_lines and long:
                 late = self._wait_for_look()
-                path, doing = look()
+                path, doing, reading = look(self._readers.are_found)
                 now = world.current().journal.now()
                 used = self._main_used(), process_time()
-                self._looks.append((now, path, doing, *used, late, self._rss_nbytes()))
+                counted = *used, late, self._rss_nbytes(), *self._readers.count(reading)
+                self._looks.append((now, path, doing, *counted))
 
     def _wait_for_look(self) -> float:
         """Returns by how many seconds it has ended too late: the main thread may hold the lock of

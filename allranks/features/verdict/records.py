@@ -98,7 +98,9 @@ class Look(NamedTuple):
     ``main_used`` are the seconds in which it has run or could have run, NaN if they are not known,
     ``used`` those in which all threads have run. ``late``: how long the look was due and had to
     wait for the interpreter or for a core. The main thread may have been elsewhere then.
-    ``rss_nbytes`` is the memory of the process.
+    ``rss_nbytes`` is the memory of the process. ``readers_used``: the seconds for which threads ran
+    that were found to read data, here or before. ``reading``: how many cores those use that read
+    now, also beside a collective.
     """
 
     at: float
@@ -108,6 +110,8 @@ class Look(NamedTuple):
     used: float = 0.0
     late: float = 0.0
     rss_nbytes: float = 0.0
+    readers_used: float = 0.0
+    reading: float = 0.0
 
 
 class BroughtNumbers(NamedTuple):

@@ -101,7 +101,10 @@ def verdicts(cell: CellParts) -> list[Verdict]:
     if any(one.kind == "latency" for one in moved):
         # In many calls one after the other the ranks also wait for each other.
         waits = [one for one in waits if one.kind != "uneven"]
-    slow = sorted([*waits, *moved, *not_computing(loop)], key=lambda one: -one.share)
+    idle = not_computing(loop)
+    if any(one.kind == "input" for one in idle):
+        waits = [one for one in waits if not _is_only_behind_with_data(loop, one)]
+    slow = sorted([*waits, *moved, *idle], key=lambda one: -one.share)
     notes = [one for one in found if not one.share]
     found = [one for one in found if one.share]
     # Values of different lines also give the ranks different numbers of steps.
@@ -462,10 +465,10 @@ def _compiling(loop: Loop) -> list[Verdict]:
 def _without_data(loop: Loop) -> list[Verdict]:
     share, where = _on_all(loop, lambda one: one.doing is Doing.INPUT)
     if share < INPUT_SHARE:
-        share, where = _on_all(loop, _waits_for_data)
-        rest = max(one.cores for one in loop.ranks.values()) - share
+        share, where = _on_mean(loop, _waits_for_data, _reads_data)
         # What is left if reading takes no time: what computes meanwhile has read ahead.
-        saved = min(one.computing / one.seconds for one in loop.ranks.values()) - rest
+        ranks = loop.ranks.values()
+        saved = fmean(one.computing / one.seconds - _works_besides(one) for one in ranks)
         # A thread that reads lacks a core as the main thread does; others may wait for these two.
         if saved < INPUT_SHARE or not _have_cores(loop, share):
             return []
@@ -481,10 +484,41 @@ def _without_data(loop: Loop) -> list[Verdict]:
     ]
 
 
+def _is_only_behind_with_data(loop: Loop, found: Verdict) -> bool:
+    """Whether a rank is called slow that waits for data of another thread, as all ranks do.
+
+    Those that are a little ahead have read for as long, and wait for that rank instead.
+    """
+    if found.kind != "straggler" or len(found.ranks) != 1:
+        return False
+    (rank,) = found.ranks
+    feeds = {
+        other: one.spent(lambda look: look.doing is Doing.FEED)[()]
+        for other, one in loop.ranks.items()
+    }
+    more = feeds.pop(rank) - fmean(feeds.values())
+    extra = loop.computes(rank) - _others_compute(loop, rank)
+    return more >= EXPLAINS * extra / loop.step
+
+
+def _works_besides(one: RankLoop) -> float:
+    """Returns the share of the time that all but reading takes, if it needs one core or less."""
+    rest = one.cores - one.reading
+    if one.used is None or one.cores >= 1:
+        return rest
+    # A rank that gets less of a core than it needs takes longer for all of it.
+    needed = min(1.0, one.cores + one.used.ready / one.used.at)
+    return rest * needed / max(1e-9, one.cores)
+
+
 def _waits_for_data(one: Looked) -> bool:
     # While another thread reads ahead, the main thread may compute.
     waits = one.main_cores < FEEDING_MAIN_CORES
     return one.doing is Doing.INPUT or (one.doing is Doing.FEED and waits)
+
+
+def _reads_data(one: Looked) -> bool:
+    return one.doing in (Doing.INPUT, Doing.FEED) or one.reading > 0
 
 
 def _idle(loop: Loop) -> list[Verdict]:
@@ -527,8 +561,28 @@ def _on_all(loop: Loop, chosen: Callable[[Looked], bool]) -> tuple[float, str]:
     """Returns the share of the time that some looks have on each rank, and at which lines."""
     shares = {rank: one.steadily(chosen) for rank, one in loop.ranks.items()}
     rank = min(shares, key=lambda one: shares[one])
-    path = _followed(loop.ranks[rank].spent(chosen), EXPLAINS * shares[rank])
-    return shares[rank], f", at {_place(path)}" if path else ""
+    return shares[rank], _where(loop.ranks[rank], chosen)
+
+
+def _on_mean(
+    loop: Loop, chosen: Callable[[Looked], bool], reading: Callable[[Looked], bool]
+) -> tuple[float, str]:
+    """Returns the share of the time that some looks have as a mean of the ranks, and at which
+    lines. All ranks have to be ``reading``, each for half as long as the mean or longer: one that
+    is a little ahead waits for the others instead of its data.
+    """
+    reads = [one.steadily(reading) for one in loop.ranks.values()]
+    if min(reads) < EXPLAINS * fmean(reads) or not min(reads):
+        return 0.0, ""
+    shares = {rank: one.spent(chosen)[()] for rank, one in loop.ranks.items()}
+    rank = max(shares, key=lambda one: shares[one])
+    return fmean(shares.values()), _where(loop.ranks[rank], chosen)
+
+
+def _where(one: RankLoop, chosen: Callable[[Looked], bool]) -> str:
+    spent = one.spent(chosen)
+    path = _followed(spent, EXPLAINS * spent[()])
+    return f", at {_place(path)}" if path else ""
 
 
 # ---- moving data

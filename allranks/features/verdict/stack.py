@@ -15,6 +15,9 @@ from allranks.features.verdict.records import Doing
 
 _CALL = CellRunner._call.__code__
 _DEEPEST = 300
+#: `queue.Queue.get` waits in functions of `threading`.
+_DEEPEST_WAIT = 5
+_QUEUES = ("/queue.py", "/multiprocessing/queues.py")
 _COLLECTIVES = f"{os.sep}collectives{os.sep}"
 _INPUTS_OF_COLLECTIVES = f"{_COLLECTIVES}arrays{os.sep}"
 #: Beside them, and a part of the transfer.
@@ -49,24 +52,50 @@ Path = tuple[tuple[str, int, str], ...]
 
 
 @no_collection()
-def look() -> tuple[Path, Doing]:
+def look(beside_collectives: bool) -> tuple[Path, Doing, list[int]]:
     """Returns the lines of the cell and of the user's functions that it has called.
 
-    There are none within a collective, and where the main thread runs no cell. Where another thread
-    calls the user's code to read data, as those of TensorFlow do, its lines follow.
+    There are none within a collective, and where the main thread runs no cell. Where other threads
+    call the user's code to read data, as those of TensorFlow do, the lines of one of them follow,
+    and the threads are returned, within a collective only ``beside_collectives``.
     """
-    if world.current().within is not None:
-        return (), Doing.COLLECTIVE
+    within = world.current().within is not None
+    if within and not beside_collectives:
+        return (), Doing.COLLECTIVE, []
     frames = frames_of_threads()
     main = frames.pop(threading.main_thread().ident or 0, None)
-    path, doing = _walked(main)
     frames.pop(threading.get_ident(), None)
-    if doing in (Doing.COMPUTE, Doing.CALL):
-        for frame in frames.values():
-            theirs, what = _walked(frame)
-            if theirs and what is Doing.INPUT:
-                return path + theirs, Doing.FEED
-    return path, doing
+    found = {thread: _walked(frame) for thread, frame in frames.items()}
+    reading = {
+        thread: path for thread, (path, what) in found.items() if path and what is Doing.INPUT
+    }
+    if within:
+        return (), Doing.COLLECTIVE, [*reading]
+    path, doing = _walked(main)
+    if _waits_in_a_queue(main):
+        doing = max(doing, Doing.INPUT)
+    if reading and doing in (Doing.COMPUTE, Doing.CALL, Doing.INPUT):
+        return path + next(iter(reading.values())), max(doing, Doing.FEED), [*reading]
+    return path, doing, [*reading]
+
+
+def _waits_in_a_queue(frame: FrameType | None) -> bool:
+    """Whether the user's line itself has called ``get`` of a queue, which another thread fills."""
+    called = None
+    for _ in range(_DEEPEST_WAIT):
+        if frame is None:
+            break
+        code = frame.f_code
+        if sites.kind_of(code.co_filename) == sites.USER:
+            return called is not None and _is_get_of_a_queue(called.co_filename, called.co_name)
+        called, frame = code, frame.f_back
+    return False
+
+
+@cache
+def _is_get_of_a_queue(file: str, function: str) -> bool:
+    is_queue = sites.kind_of(file) == sites.LIBRARY and file.replace(os.sep, "/").endswith(_QUEUES)
+    return is_queue and function == "get"
 
 
 def _walked(frame: FrameType | None) -> tuple[Path, Doing]:

@@ -42,7 +42,8 @@ def cell(
     memory: Callable[[int, float], float] = lambda rank, at: 5e8,
     hosts: Sequence[str] = (),
     lines: Mapping[int, Spent] | None = None,
-    does: Mapping[tuple[CodeLine, ...], tuple[Doing, float, float]] | None = None,
+    does: Mapping[tuple[CodeLine, ...], tuple[Doing, *tuple[float, ...]]] | None = None,
+    ahead: float = 0.0,
     **more: Any,
 ) -> CellParts:
     """Returns a cell whose steps have one call of each kind.
@@ -51,7 +52,8 @@ def cell(
     interrupted in a call. Of a second, the threads of a rank ran for ``busy``, and waited for a
     core for ``ready``; both cores of the host were idle for ``idle`` together. ``lines`` are those
     at which each rank works, one after the other; ``does`` is what it does there, with how many
-    cores its main thread and all its threads use.
+    cores its main thread, all its threads and those use that read data, the last ones as far as
+    they are found reading, and altogether. These also use ``ahead`` cores in collectives.
     """
     random_of = random.Random(seed)
     size, now = len(work), 0.0
@@ -87,13 +89,18 @@ def cell(
         return places[rank][bisect(begins[rank], at) - 1] if begins[rank] else -1
 
     def looked(rank: int) -> list[Look]:
-        found, before, main, used = [], 0.0, 0.0, 0.0
+        found, before, main, used, readers = [], 0.0, 0.0, 0.0, 0.0
         for at in looks:
             path = place(rank, at)
-            nothing = Doing.COMPUTE if path >= 0 else Doing.COLLECTIVE, 1.0, 1.0
+            nothing = Doing.COMPUTE, 1.0, 1.0
+            if path < 0:
+                nothing = Doing.COLLECTIVE, 1.0, 1.0, ahead
             doing, *cores = (does or {}).get(paths[path], nothing) if path >= 0 else nothing
             main, used = main + cores[0] * (at - before), used + cores[1] * (at - before)
-            found.append(Look(at, path, doing, main, used))
+            reading = cores[2] if len(cores) > 2 else 0.0
+            readers += (cores[3] if len(cores) > 3 else reading) * (at - before)
+            more = {"readers_used": readers, "reading": reading}
+            found.append(Look(at, path, doing, main, used, **more))
             before = at
         return found
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import queue
 import sys
+import threading
 from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -21,6 +23,7 @@ from allranks.features.verdict import notebook, stack
 from allranks.features.verdict.notebook import NotebookVerdict
 from allranks.features.verdict.rank import ThreadTimes, _grown, _thinned, read_counters
 from allranks.features.verdict.records import CellParts, Doing, LastNotFinite, Sample
+from allranks.features.verdict.threads import ReadingThreads
 from allranks.records.telemetry import Points, Timings
 from allranks.records.wire import Reply
 from tests.unit.features.recorded_cells import cell, each_rank
@@ -361,6 +364,41 @@ def test_a_line_is_in_a_call_only_in_functions_that_make_it(file, doing):
     # A library that calls the user's function, which computes.
     inner = frame_in(file, lambda: frame_in("/home/user/own.py", sys._getframe))
     assert stack._walked(inner)[1] is Doing.COMPUTE
+
+
+def test_a_line_that_gets_from_a_queue_waits_for_data():
+    def frame_of_get(file: str) -> Any:
+        names = {"get_frame": sys._getframe}
+        exec(compile("def get():\n    return get_frame()", file, "exec"), names)
+        return names["get"]()
+
+    assert stack._waits_in_a_queue(frame_of_get(queue.__file__))
+    # This test is the user's code, and what it calls is not a queue of Python.
+    assert not stack._waits_in_a_queue(frame_of_get("/home/user/queue.py"))
+    assert not stack._waits_in_a_queue(frame_of_get(threading.__file__))
+    assert not stack._waits_in_a_queue(sys._getframe())
+    assert not stack._waits_in_a_queue(None)
+
+
+def test_the_time_of_threads_that_read_is_counted_while_these_live():
+    ends, readers = threading.Event(), ReadingThreads()
+    spinning = Thread(target=lambda: [None for _ in iter(ends.is_set, True)])
+    waiting = Thread(target=ends.wait)
+    try:
+        for thread in (spinning, waiting):
+            thread.start()
+        # Once it has had a core, and once the other one needs none.
+        while not readers.count([spinning.ident])[1]:
+            pass
+        while readers.count([waiting.ident])[1]:
+            pass
+    finally:
+        ends.set()
+    for thread in (spinning, waiting):
+        thread.join()
+    before, _ = readers.count([])
+    assert before > 0
+    assert readers.count([spinning.ident, waiting.ident]) == (before, 0.0)
 
 
 def test_the_counters_of_a_process_are_those_of_its_threads():

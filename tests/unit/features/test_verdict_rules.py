@@ -428,7 +428,12 @@ def test_another_thread_that_reads_counts_only_while_nothing_else_computes():
     # The main thread waits for it; in the second cell the threads of C compute meanwhile, in the
     # third one the main thread does.
     spent = both((READ, 0.7), (TRAIN, 0.3))
-    found = {(0.1, 1.0): ["input"], (0.1, 1.4): ["input"], (0.1, 1.9): [], (0.9, 1.0): []}
+    found = {
+        (0.1, 1.0, 1.0): ["input"],
+        (0.1, 1.4, 1.0): ["input"],
+        (0.1, 1.9, 1.0): [],
+        (0.9, 1.0, 0.1): [],
+    }
     # Most is computed while the next data are read.
     overlap = cell([0.04] * 2, lines=both((READ, 0.97), (TRAIN, 0.03)), does={READ: AHEAD})
     assert kinds(overlap) == []
@@ -437,10 +442,54 @@ def test_another_thread_that_reads_counts_only_while_nothing_else_computes():
         assert kinds(parts) == expected
 
 
+def test_a_thread_that_reads_also_during_collectives_takes_its_core_from_no_other_work():
+    # As the generator of Keras' `fit` does. In the second cell other threads compute meanwhile.
+    for cores, ahead, expected in ((1.0, 0.8, ["input"]), (1.6, 0.4, [])):
+        parts = cell(
+            [0.012] * 2,
+            transfer=0.008,
+            kinds=[SMALL],
+            lines=both((READ, 1.0)),
+            does={READ: (Doing.FEED, 0.1, cores, 1.0)},
+            ahead=ahead,
+        )
+        assert kinds(parts) == expected
+
+
+def test_a_rank_that_is_a_little_behind_with_its_data_is_not_the_slow_one():
+    # The other one reads ahead for as long, while it waits in the collective.
+    spent, does = both((READ, 0.9), (TRAIN, 0.1)), {READ: (Doing.FEED, 0.1, 1.0, 0.95)}
+    behind = cell([0.04, 0.02], lines=spent, does=does, ahead=0.95)
+    assert kinds(behind) == ["input"]
+    # Here it has nothing to read then.
+    assert kinds(cell([0.04, 0.008], lines=spent, does=does)) == ["straggler"]
+
+
+def test_a_thread_that_reads_and_gets_its_core_back_late_is_found_by_its_clock():
+    # In moments it is on a core for a part of the time only. Another one, of a pool, reads for a
+    # part of its time only; and in the last cell others compute as long.
+    spent = both((READ, 0.97), (TRAIN, 0.03))
+    found = {(0.95, 0.6, 0.9): ["input"], (0.95, 0.2, 0.9): [], (1.85, 0.9, 1.8): []}
+    for cores, expected in found.items():
+        assert (
+            kinds(cell([0.04] * 2, lines=spent, does={READ: (Doing.FEED, 0.1, *cores)})) == expected
+        )
+
+
+def test_a_thread_that_waits_for_a_disk_while_others_compute_is_no_cause():
+    # The main thread waits for both. The other cell has nothing to compute meanwhile.
+    spent = both((READ, 0.7), (TRAIN, 0.3))
+    computes, waits = (Doing.FEED, 0.1, 1.0, 0.02), (Doing.FEED, 0.1, 0.1, 0.02)
+    assert kinds(cell([0.04] * 2, lines=spent, does={READ: computes})) == []
+    assert kinds(cell([0.04] * 2, lines=spent, does={READ: waits}, busy=0.4)) == ["input"]
+
+
 def test_a_thread_that_reads_is_named_where_threads_that_need_not_run_had_no_core():
     # As those of TensorFlow, which look for work: the main thread had a core.
     spent = both((READ, 0.7), (TRAIN, 0.3))
-    parts = cell([0.04] * 2, lines=spent, does={READ: (Doing.FEED, 0.5, 1.0)}, ready={0: 1, 1: 1})
+    parts = cell(
+        [0.04] * 2, lines=spent, does={READ: (Doing.FEED, 0.5, 1.0, 1.0)}, ready={0: 1, 1: 1}
+    )
     ranks = [
         replace(part, samples=[one._replace(main_ready=0.1 * one.at) for one in part.samples])
         for part in parts.ranks
@@ -450,7 +499,7 @@ def test_a_thread_that_reads_is_named_where_threads_that_need_not_run_had_no_cor
 
 def test_a_thread_that_reads_without_a_core_is_no_cause():
     spent = both((READ, 0.7), (TRAIN, 0.3))
-    does = {READ: (Doing.FEED, 0.1, 1.0)}
+    does = {READ: (Doing.FEED, 0.1, 1.0, 1.0)}
     assert kinds(cell([0.04] * 2, lines=spent, does=does, ready={0: 0.5, 1: 0.5})) == []
 
 
@@ -506,6 +555,21 @@ def test_compiling_in_every_step_is_named():
     (found,) = verdicts(cell([0.04] * 2, lines=spent, does=does))
     assert found.kind == "compile"
     assert ", in every step, at In[3]:4 `x = read(step)`" in found.text
+
+
+def test_reading_in_each_step_is_named_though_one_step_stands_still():
+    # As between two epochs of Keras' `fit`, for a third of the time.
+    parts = cell(
+        [lambda step, _: 8.0 if step == 150 else 0.04] * 2,
+        lines=both((READ, 0.6), (TRAIN, 0.4)),
+        does={READ: (Doing.INPUT, 1, 1)},
+    )
+    still = [each.ended for each in parts.ranks[0].calls[149:151]]
+    for part in parts.ranks:
+        for at, look in enumerate(part.looks):
+            if still[0] < look.at < still[1]:
+                part.looks[at] = look._replace(doing=Doing.COMPUTE)
+    assert kinds(parts) == ["input"]
 
 
 def test_compiling_in_a_part_of_the_steps_is_no_cause():
@@ -586,7 +650,7 @@ def test_calls_that_wait_for_cores_that_ranks_share_do_not_limit_the_bandwidth()
     assert kinds(cell([0.005] * 4, kinds=[LARGE], transfer=0.04, **busy)) == ["bandwidth"]
 
 
-AHEAD = (Doing.FEED, 0.1, 1.85)
+AHEAD = (Doing.FEED, 0.1, 1.85, 0.97)
 CALLED = (CodeLine("In[3]:9", "", "allreduce(gradients)"),)
 IN_CALL = {CALLED: (Doing.CALL, 1, 1)}
 
@@ -739,7 +803,7 @@ def test_a_limit_of_cores_that_the_ranks_use_up_is_no_other_program():
 
 def test_data_that_are_read_in_a_thread_are_named_before_a_busy_host():
     # As those of Keras: the threads that wait for them use no core.
-    does = {READ: (Doing.FEED, 0.1, 0.3)}
+    does = {READ: (Doing.FEED, 0.1, 0.3, 0.2)}
     parts = cell([0.04] * 2, lines=both((READ, 0.8), (TRAIN, 0.2)), does=does, busy=0.3)
     ready = [[one._replace(ready=0.9 * one.at) for one in part.samples] for part in parts.ranks]
     ranks = [replace(one, samples=row) for one, row in zip(parts.ranks, ready, strict=True)]
