@@ -358,14 +358,18 @@ class _HeldCell:
         #: The requests that ranks have named in their answers, now and at the look before.
         self._held, self._known = dict[int, dict[str, str]](), dict[int, dict[str, str]]()
         self._has_said = self._is_left = False
+        #: The ranks that had not left the cell at the look before.
+        self._pending: tuple[int, ...] = ()
 
     def look(self) -> bool:
+        before, self._pending = self._pending, self._cell.pending()
         if self._cell.interrupts() and not self._is_left:
             self._is_left = True
-            self._leave()
+            # A rank that an interrupt has reached may have left the cell, and not its request.
+            self._leave({*before, *self._pending})
         elif self._asks_within is not None and self._asks_within.left() <= 0:
             self._asks_within = None
-            self._cell.ask_soon(requests.STATUS, {}, self._take_status, self._cell.pending())
+            self._cell.ask_soon(requests.STATUS, {}, self._take_status, self._pending)
         elif self._held != self._known:  # others may be about to answer
             self._known = {**self._held}
         elif self._held and not self._has_said:
@@ -373,9 +377,9 @@ class _HeldCell:
             self._cell.notice(what_waits(self._held, client_requests.names(), _REQUEST))
         return False
 
-    def _leave(self) -> None:
+    def _leave(self, ranks: Collection[int]) -> None:
         hellos = self._roster.hellos
-        engines = [hellos[rank].engine for rank in self._cell.pending() if rank in hellos]
+        engines = [hellos[rank].engine for rank in ranks if rank in hellos]
         client_requests.interrupt_running(engines)
         if self._has_said:
             self._cell.notice(what_ended(self._held, client_requests.names(), _REQUEST))

@@ -443,3 +443,22 @@ def test_without_the_extension_ipyparallels_client_is_its_own():
     assert Client.__init__ is not plain
     NotebookClients.unloaded()
     assert Client.__init__ is plain
+
+
+@pytest.mark.parametrize("left", [(), (1,)])
+def test_an_interrupt_of_a_cell_ends_the_request_of_a_rank_that_has_left_the_cell_since(
+    monkeypatch, left
+):
+    ended, cell = [], SimpleNamespace(shown=True, pending=lambda: (1,), interrupts=lambda: 0)
+    cell.poll = lambda look: setattr(cell, "look", look)
+    monkeypatch.setattr(client_requests, "interrupt_running", ended.append)
+    feature = NotebookClients()
+    feature.cell = cell
+    feature.started(ClusterContext(2, lambda *_: None, starts_ranks=True))
+    feature._roster = SimpleNamespace(hellos={1: SimpleNamespace(engine="engine-1")})
+    feature.cell_started()
+    cell.look()
+    cell.pending, cell.interrupts = lambda: left, lambda: 1
+    cell.look()
+    cell.look()
+    assert ended == [["engine-1"]]
