@@ -37,9 +37,7 @@ _BETWEEN = ("ipyparallel", "decorator", "allranks")
 _END_SECONDS = 3.0
 _END = "type: ranks.interrupt()"
 _END_THERE = "type in the notebook that has the ranks: ranks.interrupt()"
-_GOES_ON = (
-    f"the wait was interrupted; the ranks go on with the request. To interrupt them as well, {_END}"
-)
+_GOES_ON = "the wait was interrupted; the ranks go on with the request. To interrupt them as well,"
 _COMES_AFTER = "it goes on, and the request comes after it. To end it,"
 
 
@@ -55,7 +53,11 @@ def end_by_interrupt(kind: type[AsyncResult]) -> Callable[[], None]:
             return plain(result, *arguments, **options)
         except KeyboardInterrupt:
             caller = sys._getframe(1)
-            ranks = _ranks_of(result) if caller.f_globals.get("__name__") in _VIEWS else []
+            by_view = caller.f_globals.get("__name__") in _VIEWS
+            ranks = _ranks_of(result) if by_view else []
+            if by_view and not ranks and result._client._config.get(OF_RANKS):
+                # A task, which any rank may run. A view drops an interrupt: the cell would go on.
+                raise CellInterrupted(f"{_GOES_ON} {_how_to_end(result._client)}") from None
             if not ranks:
                 raise
             call = _typed(result, caller)
@@ -75,7 +77,7 @@ def say_it_goes_on(pressed: KeyboardInterrupt, requests: Collection[str]) -> Non
         # Here: scripts need no magics.
         from allranks.magics.session import show_as_line
 
-        line = _GOES_ON
+        line = f"{_GOES_ON} {_END}"
         if cell := cell_before(requests):
             line = f"the wait was interrupted. {cell} first; {_COMES_AFTER} {_END}"
         show_as_line(pressed, line)
@@ -115,6 +117,10 @@ def _own_engines(client: Any) -> dict[int, str]:
     hellos = running.hellos if running is not None else {}
     ours = {rank: hello.engine for rank, hello in hellos.items()}
     return {rank: one for rank, one in ours.items() if client._engines.get(rank) == one}
+
+
+def _how_to_end(client: Any) -> str:
+    return _END if _own_engines(client) else _END_THERE
 
 
 def _ranks_of(result: Any) -> list[int]:
@@ -159,7 +165,7 @@ def _told(
     ``cell``: which cell of this notebook comes before it, as `cell_before` has it.
     """
     if not result.ready():
-        end = _END if _own_engines(result._client) else _END_THERE
+        end = _how_to_end(result._client)
         if first := cell or _first(others or {}):
             line = (
                 f"{call} was interrupted. {first} first; it goes on, and the call is left out "

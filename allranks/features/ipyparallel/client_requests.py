@@ -6,22 +6,27 @@ earlier request has done, the notebook sends it when the ranks have answered.
 
 from __future__ import annotations
 
+import json
 import threading
 import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any, NoReturn
 
 from allranks.errors import UsageError
-from allranks.features.ipyparallel.metadata import BLOCKS, CALL, CLIENT, REQUESTS
+from allranks.features.ipyparallel.metadata import BLOCKS, CALL, CLIENT, NOTEBOOK, REQUESTS
 
 #: Another thread may make a client: only copies are read.
 _clients: list[weakref.ref[Any]] = []
 #: Requests for whose answers the user has not waited.
 _given_up: set[str] = set()
 _ended: weakref.WeakSet[Any] = weakref.WeakSet()
+#: From which files clients know the ranks of other notebooks.
+_visits: weakref.WeakKeyDictionary[Any, Path] = weakref.WeakKeyDictionary()
 #: Engines for which clients have waited in vain.
 _missed: set[str] = set()
 #: The numbers of the last calls of their views.
@@ -262,6 +267,47 @@ def end(clients: Iterable[Any], why: Callable[[], str]) -> None:
         # Only its own thread uses its sockets; it closes them when its loop has stopped.
         client._io_loop.add_callback(_fail_requests, client, why())
         client._io_loop.add_callback(client._io_loop.stop)
+
+
+def visit(client: Any, file: Path) -> None:
+    """Has a client of another notebook's ranks end with them: it knows them from this file."""
+    _visits[client] = file
+
+
+def end_visits() -> bool:
+    """Ends the clients whose ranks in other notebooks have ended; returns whether others may run.
+
+    ipyparallel's clients do not notice it, and would wait forever.
+    """
+    open_ones = [(client, file) for client, file in [*_visits.items()] if not client._closed]
+    lost = [(client, file) for client, file in open_ones if _is_over(client, file)]
+    for client, file in lost:
+        end([client], partial(_why_over, client._config.get(NOTEBOOK), file))
+    return len(lost) < len(open_ones)
+
+
+def _why_over(notebook: str | None, file: Path) -> str:
+    return (
+        f"expected ranks of {notebook or 'another notebook'}, found that they have ended. Once it "
+        f"has ranks again, type: rc = ipp.Client({str(file)!r})   and make its views again"
+    )
+
+
+def refuse_ended(client: Any) -> None:
+    """Raises UsageError for a client that `end` has closed."""
+    if client in _ended:
+        list(client._ids)
+
+
+def _is_over(client: Any, file: Path) -> bool:
+    # Removed at the end of the ranks, also where their notebook was killed.
+    try:
+        found = json.loads(file.read_text())["key"]
+    except FileNotFoundError:
+        return True
+    except (OSError, ValueError, LookupError, TypeError):
+        return False  # it is being written
+    return bool(found != client._config.get("key"))
 
 
 def _fail_requests(client: Any, why: str) -> None:

@@ -140,7 +140,7 @@ def _ended(how: str) -> str:
     typed = "Type first: %distributed start   Then type" if no_ranks else "Type"
     return (
         f"expected ranks of this client, found that they {how}. {typed}: rc = ipp.Client()   "
-        "and make its views again"
+        "and make its views again; if %px used it, also: rc.activate()"
     )
 
 

@@ -16,6 +16,7 @@ from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any
 
 from allranks.cluster.function_sources import add_sources
+from allranks.features.ipyparallel import client_requests
 from allranks.features.ipyparallel.blocking_calls import cell_before, say_it_goes_on
 from allranks.features.ipyparallel.metadata import NOTICE_OF
 from allranks.records.ranks import label
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
 _LONG_SECONDS = 2.0
 #: Then a wait says that a cell comes first.
 _QUIET_SECONDS = 5.0
+#: How often a wait looks whether the ranks of another notebook have ended.
+_VISIT_SECONDS = 2.0
 
 
 class _Notices:
@@ -128,6 +131,8 @@ def _show_until(requests: Iterable[Any], timeout: float | None) -> float | None:
                 quiet_until = math.inf
                 _show_cell_before(request.msg_id for request in kept if not request.done())
             left = min(until, quiet_until) - now
+            if client_requests.end_visits():
+                left = min(left, _VISIT_SECONDS)
             with suppress(Empty):
                 woken.get(timeout=None if left == math.inf else max(0.0, left))
     except KeyboardInterrupt as pressed:

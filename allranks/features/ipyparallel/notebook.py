@@ -43,7 +43,7 @@ from allranks.features.ipyparallel.late_notices import (
     show_in_results,
     show_in_waits,
 )
-from allranks.features.ipyparallel.metadata import NOTEBOOK
+from allranks.features.ipyparallel.metadata import NOTEBOOK, OF_RANKS
 from allranks.features.ipyparallel.px_results import PxResult, in_background
 from allranks.post_import import PostImportHook
 from allranks.records import requests
@@ -91,6 +91,9 @@ class ClientPatch:
                 print(whose, file=sys.stderr)
             NotebookClients.holds_cells = _REQUEST
             client_requests.follow(client)
+            file = options.get("url_file") or connection_info
+            if isinstance(file, str | Path) and client._config.get(OF_RANKS):
+                client_requests.visit(client, Path(file).expanduser().absolute())
 
         kind.__init__ = init
         for name, change in _CHANGED.items():
@@ -318,6 +321,8 @@ def _numbering_requests(plain: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(plain)
     def send(client: Any, socket: Any, kind: str, *arguments: Any, **options: Any) -> Any:
         if kind in ("apply_request", "execute_request"):
+            client_requests.end_visits()
+            client_requests.refuse_ended(client)
             more = client_requests.call_metadata()
             if notebook := os.path.basename(os.environ.get("JPY_SESSION_NAME", "")):
                 more = {**more, NOTEBOOK: notebook}

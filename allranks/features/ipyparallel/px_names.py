@@ -123,6 +123,10 @@ class PxCluster:
         """The ranks, as the engines that a launcher of ipyparallel has started."""
         return EngineSet(self._session)
 
+    def restart_engines_sync(self) -> None:
+        """Ends the ranks and starts them again, as ``%distributed restart`` does."""
+        self._session.restart()
+
     def stop_cluster_sync(self) -> None:
         """Ends the ranks, if there are any."""
         self._session.stop()
@@ -138,6 +142,10 @@ class PxCluster:
     async def start_and_connect(self, n: int | None = None, **_ignored: Any) -> ClientProxy:
         """Like `start_and_connect_sync`."""
         return self.start_and_connect_sync(n)
+
+    async def restart_engines(self) -> None:
+        """Like `restart_engines_sync`."""
+        self.restart_engines_sync()
 
     async def stop_cluster(self) -> None:
         """Like `stop_cluster_sync`."""

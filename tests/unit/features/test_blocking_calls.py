@@ -254,13 +254,19 @@ def test_no_notebook_is_advised_to_kill_ranks_of_another_one(get, others, monkey
     assert str(told.value).endswith("in the notebook that has the ranks: %distributed status")
 
 
-@pytest.mark.parametrize("targets", [None, []])
-def test_other_waits_end_as_with_ipyparallel(get, targets):
-    # A cell's own `ar.get()`, and the task of a load-balanced view.
-    by, result = ("__main__", Result()) if targets is None else ("ipyparallel.client.view", None)
-    result = result or Result(targets=targets)
+def test_the_wait_of_a_cell_itself_ends_as_with_ipyparallel(get):
+    result = Result()
     with pytest.raises(KeyboardInterrupt):
-        get(result, by)
+        get(result, "__main__")
+    assert result._client.interrupted == []
+
+
+def test_the_wait_of_a_load_balanced_view_fails_and_the_task_goes_on(get):
+    result = Result(targets=[])
+    with pytest.raises(
+        CellInterrupted, match=r"go on with the request\. .*: ranks\.interrupt\(\)$"
+    ):
+        get(result)
     assert result._client.interrupted == []
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from allranks.errors import UsageError
 from allranks.features.ipyparallel import client_requests
-from allranks.features.ipyparallel.metadata import CLIENT, REQUESTS
+from allranks.features.ipyparallel.metadata import CLIENT, NOTEBOOK, REQUESTS
 from tests.unit.features.unconnected_client import Unconnected
 
 
@@ -157,3 +157,32 @@ def test_ranks_that_a_client_has_lost_are_looked_at_after_a_cell(unconnected):
     client_requests.end([unconnected], lambda: "they have ended")
     assert client_requests.are_followed("ours")
     assert not client_requests.are_followed("those of a restart")
+
+
+def test_a_client_ends_with_the_ranks_of_another_notebook(unconnected, tmp_path):
+    file = tmp_path / "client.json"
+    file.write_text('{"key": "theirs"}')
+    unconnected._config = {"key": "theirs", NOTEBOOK: "/course/lab.ipynb"}
+    client_requests.visit(unconnected, file)
+    assert client_requests.end_visits()
+    before = unconnected[:].apply_async(abs, 1)
+    file.write_text("")  # it is written anew
+    assert client_requests.end_visits()
+    unconnected.calls.clear()  # what is sent
+    file.write_text('{"key": "those of a restart"}')
+    assert not client_requests.end_visits()
+    for made in unconnected.calls:
+        made()
+    said = "expected ranks of /course/lab.ipynb, found that they have ended"
+    with pytest.raises(ipyparallel.error.RemoteError, match=said):
+        before.get(0)
+    with pytest.raises(UsageError, match=said):
+        client_requests.refuse_ended(unconnected)
+
+
+def test_a_client_ends_when_the_file_of_its_ranks_is_removed(unconnected, tmp_path):
+    unconnected._config = {"key": "theirs"}
+    client_requests.visit(unconnected, tmp_path / "client.json")
+    assert not client_requests.end_visits()
+    with pytest.raises(UsageError, match="expected ranks of another notebook, found"):
+        unconnected[:].apply_async(abs, 1)
