@@ -19,5 +19,6 @@ def test_no_descriptor_of_a_child_or_its_sockets_stays_open():
         child.stdout.readline()
         before = set(os.listdir("/proc/self/fd"))
         port_filter.restrict_ports_of(child.pid)
-        assert set(os.listdir("/proc/self/fd")) == before
+        # Threads of other tests may close some.
+        assert not set(os.listdir("/proc/self/fd")) - before
         child.kill()
