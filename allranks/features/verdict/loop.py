@@ -208,13 +208,15 @@ class RankLoop:
     def steadily(self, chosen: Callable[[Looked], bool]) -> float:
         """Returns the share of the time of some looks; 0 where a quarter of the steps has few.
 
-        A step may stand still for long, as between epochs.
+        A step may stand still for long, as between epochs. Of a long loop, the looks are those of
+        its last steps.
         """
-        quarters = [0.0] * 4
-        for one in self.looked or ():
+        quarters, looked = [0.0] * 4, self.looked or ()
+        first = bisect_left(self.edges, looked[0].at) if looked else 0
+        for one in looked:
             if chosen(one):
-                step = bisect_left(self.edges, one.at)
-                quarters[min(3, 4 * step // len(self.edges))] += one.share
+                step = bisect_left(self.edges, one.at) - first
+                quarters[min(3, 4 * step // max(1, len(self.edges) - first))] += one.share
         share = sum(quarters)
         return share if min(quarters) >= _STEADY * share / 4 else 0.0
 

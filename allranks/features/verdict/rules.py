@@ -465,7 +465,10 @@ def _compiling(loop: Loop) -> list[Verdict]:
 def _without_data(loop: Loop) -> list[Verdict]:
     share, where = _on_all(loop, lambda one: one.doing is Doing.INPUT)
     if share < INPUT_SHARE:
-        share, where = _on_mean(loop, _waits_for_data, _reads_data)
+        if _threads_read(loop):
+            share, where = _on_mean(loop, _waits_for_data, _reads_data)
+        else:
+            share, where = _on_all(loop, _waits_for_data)
         # What is left if reading takes no time: what computes meanwhile has read ahead.
         ranks = loop.ranks.values()
         saved = fmean(one.computing / one.seconds - _works_besides(one) for one in ranks)
@@ -487,11 +490,18 @@ def _without_data(loop: Loop) -> list[Verdict]:
 def _is_only_behind_with_data(loop: Loop, found: Verdict) -> bool:
     """Whether a rank is called slow that waits for data of another thread, as all ranks do.
 
-    Those that are a little ahead have read for as long, and wait for that rank instead.
+    Those that are a little ahead have read for as long, and wait for that rank instead. If their
+    threads read for a shorter time, that rank is a slow one.
     """
     if found.kind != "straggler" or len(found.ranks) != 1:
         return False
     (rank,) = found.ranks
+    if not _threads_read(loop):
+        return False  # what fills a queue is not seen: it may be slower on that rank
+    reading = {other: one.reading for other, one in loop.ranks.items()}
+    own, usual = reading.pop(rank), fmean(reading.values())
+    if own - usual >= WAIT_SHARE * max(1.0, usual):
+        return False
     feeds = {
         other: one.spent(lambda look: look.doing is Doing.FEED)[()]
         for other, one in loop.ranks.items()
@@ -501,9 +511,15 @@ def _is_only_behind_with_data(loop: Loop, found: Verdict) -> bool:
     return more >= EXPLAINS * extra / loop.step
 
 
+def _threads_read(loop: Loop) -> bool:
+    """Whether threads have been found on all ranks that read data, also beside collectives."""
+    return all(any(look.readers for look in one.looked or ()) for one in loop.ranks.values())
+
+
 def _works_besides(one: RankLoop) -> float:
     """Returns the share of the time that all but reading takes, if it needs one core or less."""
-    rest = one.cores - one.reading
+    # Moments may find more than the threads have used altogether.
+    rest = max(0.0, one.cores - one.reading)
     if one.used is None or one.cores >= 1:
         return rest
     # A rank that gets less of a core than it needs takes longer for all of it.

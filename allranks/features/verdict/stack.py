@@ -72,9 +72,10 @@ def look(beside_collectives: bool) -> tuple[Path, Doing, list[int]]:
     if within:
         return (), Doing.COLLECTIVE, [*reading]
     path, doing = _walked(main)
-    if _waits_in_a_queue(main):
-        doing = max(doing, Doing.INPUT)
-    if reading and doing in (Doing.COMPUTE, Doing.CALL, Doing.INPUT):
+    if path and _waits_in_a_queue(main):
+        # What fills it may read or compute: only a wait without work is one for data.
+        doing = max(doing, Doing.FEED)
+    if reading and doing in (Doing.COMPUTE, Doing.CALL, Doing.FEED, Doing.INPUT):
         return path + next(iter(reading.values())), max(doing, Doing.FEED), [*reading]
     return path, doing, [*reading]
 

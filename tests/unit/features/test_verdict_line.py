@@ -9,7 +9,8 @@ from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from threading import Thread
-from time import thread_time
+from time import sleep, thread_time
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,7 +20,7 @@ from allranks.collectives import arrays, world
 from allranks.collectives.arrays import reductions
 from allranks.errors import Report, UsageError
 from allranks.features import torch_jax
-from allranks.features.verdict import notebook, stack
+from allranks.features.verdict import notebook, stack, threads
 from allranks.features.verdict.notebook import NotebookVerdict
 from allranks.features.verdict.rank import ThreadTimes, _grown, _thinned, read_counters
 from allranks.features.verdict.records import CellParts, Doing, LastNotFinite, Sample
@@ -380,6 +381,21 @@ def test_a_line_that_gets_from_a_queue_waits_for_data():
     assert not stack._waits_in_a_queue(None)
 
 
+def test_what_fills_a_queue_may_compute(monkeypatch):
+    monkeypatch.setattr(world, "current", lambda: SimpleNamespace(within=None))
+    items: queue.Queue[Doing] = queue.Queue()
+
+    def put() -> None:
+        # Until the main thread waits.
+        while (doing := stack.look(False)[1]) is Doing.COMPUTE:
+            sleep(1e-3)
+        items.put(doing)
+
+    Thread(target=put, daemon=True).start()
+    assert items.get(timeout=60) is Doing.FEED
+
+
+@pytest.mark.skipif(not threads._HAS_CLOCKS, reason="threads have no clocks here")
 def test_the_time_of_threads_that_read_is_counted_while_these_live():
     ends, readers = threading.Event(), ReadingThreads()
     spinning = Thread(target=lambda: [None for _ in iter(ends.is_set, True)])

@@ -461,8 +461,19 @@ def test_a_rank_that_is_a_little_behind_with_its_data_is_not_the_slow_one():
     spent, does = both((READ, 0.9), (TRAIN, 0.1)), {READ: (Doing.FEED, 0.1, 1.0, 0.95)}
     behind = cell([0.04, 0.02], lines=spent, does=does, ahead=0.95)
     assert kinds(behind) == ["input"]
+    # Here its threads read for a shorter time.
+    ahead = {0: ((READ, 0.95), (TRAIN, 0.05)), 1: ((READ, 0.5), (TRAIN, 0.5))}
+    slow = cell([0.04, 0.004], lines=ahead, does=does, ahead=0.65)
+    assert kinds(slow)[0] == "straggler"
     # Here it has nothing to read then.
     assert kinds(cell([0.04, 0.008], lines=spent, does=does)) == ["straggler"]
+
+
+def test_a_wait_for_a_thread_that_fills_a_queue_is_one_for_data_if_nothing_computes():
+    spent = both((READ, 0.95), (TRAIN, 0.05))
+    for cores, expected in ((1.0, []), (0.05, ["input"])):
+        does = {READ: (Doing.FEED, 0.02, cores)}
+        assert kinds(cell([0.04] * 2, lines=spent, does=does, busy=cores)) == expected
 
 
 def test_a_thread_that_reads_and_gets_its_core_back_late_is_found_by_its_clock():
@@ -570,6 +581,15 @@ def test_reading_in_each_step_is_named_though_one_step_stands_still():
             if still[0] < look.at < still[1]:
                 part.looks[at] = look._replace(doing=Doing.COMPUTE)
     assert kinds(parts) == ["input"]
+
+
+def test_reading_in_each_step_of_a_long_cell_is_named_though_only_its_last_minute_was_looked_at():
+    parts = cell([0.1] * 2, lines=both((READ, 0.6), (TRAIN, 0.4)), does={READ: (Doing.INPUT, 1, 1)})
+    assert kinds(replace(parts, ranks=[_looked_at_last(part) for part in parts.ranks])) == ["input"]
+
+
+def _looked_at_last(part: RankPart) -> RankPart:
+    return replace(part, looks=part.looks[-len(part.looks) // 3 :])
 
 
 def test_compiling_in_a_part_of_the_steps_is_no_cause():
