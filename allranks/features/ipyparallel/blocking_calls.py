@@ -9,7 +9,7 @@ from __future__ import annotations
 import linecache
 import sys
 from collections.abc import Callable, Collection, Mapping
-from concurrent.futures import wait
+from concurrent.futures import Future, wait
 from contextlib import suppress
 from functools import wraps
 from itertools import islice
@@ -35,6 +35,7 @@ _OWN = ("_pull", "_push", "_execute")
 _BETWEEN = ("ipyparallel", "decorator", "allranks")
 #: Ranks that react have answered by then, and ended the call soon after.
 _END_SECONDS = 3.0
+_ASK_SECONDS = 1.0
 _END = "type: ranks.interrupt()"
 _END_THERE = "type in the notebook that has the ranks: ranks.interrupt()"
 _GOES_ON = "the wait was interrupted; the ranks go on with the request. To interrupt them as well,"
@@ -96,6 +97,26 @@ def cell_before(requests: Collection[str]) -> str:
     return f"{label(there)} run{'s' * (len(there) == 1)} {name}" if there else ""
 
 
+def runs_before(requests: Collection[str]) -> str:
+    """Returns what ranks run before requests of views, also those of another notebook, as
+    `cell_before` does; asks them.
+    """
+    if cell := cell_before(requests):
+        return cell
+    asked = {}
+    for client, rank in client_requests.waiting_at(requests):
+        with suppress(LookupError):  # it has died meanwhile
+            asked[rank] = client_requests.ask(client, rank, requests)
+    return _first(_answers(asked, _ASK_SECONDS))
+
+
+def _answers(asked: Mapping[int, Future[list[Any]]], seconds: float) -> dict[int, str]:
+    """Returns what ranks run that is none of the requests that they were asked for."""
+    wait(asked.values(), seconds)
+    told = {rank: one.result()[0]["content"] for rank, one in asked.items() if one.done()}
+    return {rank: said[RUNS] for rank, said in told.items() if RUNS in said}
+
+
 def _typed(result: Any, frame: FrameType) -> str:
     """Returns a call as the user knows it: by its function, or, as ``dv["x"]``, by its source."""
     name = result._fname
@@ -147,9 +168,7 @@ def _end(result: Any, ranks: Collection[int]) -> dict[int, str] | None:
         for rank in ranks:
             with suppress(LookupError):  # it has died meanwhile, which ends its request
                 asked[rank] = client_requests.interrupt(result._client, rank, result.msg_ids)
-        wait(asked.values(), _END_SECONDS)
-        answers = {rank: one.result()[0]["content"] for rank, one in asked.items() if one.done()}
-        others = {rank: said[RUNS] for rank, said in answers.items() if RUNS in said}
+        others = _answers(asked, _END_SECONDS)
         if not any(others.values()):
             result.wait(_END_SECONDS)
     except KeyboardInterrupt:

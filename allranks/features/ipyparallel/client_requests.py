@@ -18,7 +18,14 @@ from queue import Empty, SimpleQueue
 from typing import Any, NoReturn
 
 from allranks.errors import UsageError
-from allranks.features.ipyparallel.metadata import BLOCKS, CALL, CLIENT, NOTEBOOK, REQUESTS
+from allranks.features.ipyparallel.metadata import (
+    BLOCKS,
+    CALL,
+    CLIENT,
+    NOTEBOOK,
+    OF_RANKS,
+    REQUESTS,
+)
 
 #: Another thread may make a client: only copies are read.
 _clients: list[weakref.ref[Any]] = []
@@ -170,6 +177,22 @@ def interrupt(client: Any, rank: int, requests: Collection[str]) -> Future[list[
     nothing else; returns the rank's answer.
     """
     return _send_interrupt(client, [rank], {REQUESTS: sorted(requests)})
+
+
+def ask(client: Any, rank: int, requests: Collection[str]) -> Future[list[Any]]:
+    """Has a rank say what it runs, if that is none of these requests."""
+    return _send_interrupt(client, [rank], {REQUESTS: sorted(requests), "sig": 0})
+
+
+def waiting_at(requests: Collection[str]) -> list[tuple[Any, int]]:
+    """Returns the clients and ranks that have not answered some of these requests of views."""
+    return [
+        (client, rank)
+        for client in _open_clients()
+        if client._config.get(OF_RANKS)
+        for rank, engine in list(client._engines.items())
+        if not client._outstanding_dict.get(engine, set()).isdisjoint(requests)
+    ]
 
 
 def interrupt_running(engines: Collection[str]) -> None:

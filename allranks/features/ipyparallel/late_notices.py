@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from allranks.cluster.function_sources import add_sources
 from allranks.features.ipyparallel import client_requests
-from allranks.features.ipyparallel.blocking_calls import cell_before, say_it_goes_on
+from allranks.features.ipyparallel.blocking_calls import runs_before, say_it_goes_on
 from allranks.features.ipyparallel.metadata import NOTICE_OF
 from allranks.records.ranks import label
 from allranks.records.wire import Output
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 #: Earlier notices are left to ipyparallel: a short call shows no more than there.
 _LONG_SECONDS = 2.0
-#: Then a wait says that a cell comes first.
+#: Then a wait says what comes first.
 _QUIET_SECONDS = 5.0
 #: How often a wait looks whether the ranks of another notebook have ended.
 _VISIT_SECONDS = 2.0
@@ -129,7 +129,7 @@ def _show_until(requests: Iterable[Any], timeout: float | None) -> float | None:
                 break
             if now >= quiet_until:
                 quiet_until = math.inf
-                _show_cell_before(request.msg_id for request in kept if not request.done())
+                _show_what_is_first(request.msg_id for request in kept if not request.done())
             left = min(until, quiet_until) - now
             if client_requests.end_visits():
                 left = min(left, _VISIT_SECONDS)
@@ -144,9 +144,9 @@ def _show_until(requests: Iterable[Any], timeout: float | None) -> float | None:
     return timeout if until == math.inf else max(0.0, until - time.monotonic())
 
 
-def _show_cell_before(requests: Iterable[str]) -> None:
-    if cell := cell_before([*requests]):
-        sys.stderr.write(f"the request waits: {cell} first; an interrupt ends this wait only\n")
+def _show_what_is_first(requests: Iterable[str]) -> None:
+    if what := runs_before([*requests]):
+        sys.stderr.write(f"the request waits: {what} first\n")
         sys.stderr.flush()
 
 

@@ -223,7 +223,7 @@ class ClientRequests(RankFeature):
                 kill = threading.Timer(LAST_ANSWER_SECONDS, os.kill, (os.getpid(), number))
                 kill.daemon = True
                 kill.start()
-            elif number and (runs := self._runs_other(parent)) is not None:
+            elif (runs := self._runs_other(parent, number != 0)) is not None:
                 content[RUNS] = runs
             elif number:
                 interrupts.send(_CLIENT, early=False)
@@ -232,21 +232,24 @@ class ClientRequests(RankFeature):
                 interrupts.wait_for_end(INTERRUPTED_SECONDS)
         self._kernel.session.send(stream, "signal_reply", content, parent=parent, ident=ident)
 
-    def _runs_other(self, interrupt: dict[str, Any]) -> str | None:
-        """Returns what runs here that an interrupt is not for, in words, "" for nothing; None if it
-        is for what runs.
+    def _runs_other(self, signal: dict[str, Any], interrupts: bool) -> str | None:
+        """Returns what runs here that a signal is not for, in words, "" for nothing; None if it is
+        for what runs. One that does not interrupt only asks this.
         """
-        content, runs = interrupt["content"], self._epochs.in_request
-        is_for_running = self._is_for_running(content)
+        content, runs = signal["content"], self._epochs.in_request
+        asked = content.get(REQUESTS, ())
+        is_for_running = (
+            self._is_for_running(content) if interrupts else not self._ids.isdisjoint(asked)
+        )
         if not self._interrupts.heard:
             return ""
         if self._interrupts.number != _CLIENT:
             return world.current().scope.name
         if is_for_running:
             return None
-        if runs is None or self._ids.intersection(content.get(REQUESTS, ())):  # it ends by itself
+        if runs is None or self._ids.intersection(asked):  # it ends by itself
             return ""
-        if runs["client"] == interrupt["header"]["session"]:
+        if runs["client"] == signal["header"]["session"]:
             return "an earlier request of this client"
         notebook = f" ({runs['notebook']})" if runs["notebook"] else ""
         return f"a request of another client{notebook}"

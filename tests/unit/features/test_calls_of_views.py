@@ -289,6 +289,17 @@ def test_an_interrupt_of_a_request_leaves_those_of_other_clients_and_cells_alone
     assert not rank._interrupts.sent
 
 
+def test_a_question_what_runs_ends_nothing(rank):
+    rank._interrupts.number = of_ranks._CLIENT
+    began = []
+    for request in ("one_1_7", "one_1_8"):
+        rank.run(lambda request=request: rank.interrupt(**{REQUESTS: [request], "sig": 0}))
+    assert [one.get(RUNS) for one in rank.answers] == [None, "an earlier request of this client"]
+    assert not rank._interrupts.sent
+    rank.run(lambda: began.append(rank._prepare("apply")))
+    assert began == [None]
+
+
 def test_an_interrupt_that_comes_before_its_request_ends_it_when_it_begins(rank):
     began = []
     assert not rank.interrupt(**{REQUESTS: ["two_1_7"]})

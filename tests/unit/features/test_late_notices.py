@@ -2,6 +2,7 @@
 
 import io
 import sys
+from concurrent.futures import Future
 from contextlib import ExitStack
 from types import SimpleNamespace
 
@@ -9,7 +10,7 @@ import pytest
 
 from allranks.cluster import cluster
 from allranks.features.ipyparallel import client_requests, late_notices, px_results
-from allranks.features.ipyparallel.metadata import NOTICE_OF
+from allranks.features.ipyparallel.metadata import NOTICE_OF, OF_RANKS, RUNS
 from allranks.features.ipyparallel.notebook import ClientPatch, NotebookClients
 from tests.unit.features.unconnected_client import Unconnected
 
@@ -121,7 +122,27 @@ def test_a_wait_behind_a_cell_in_the_background_says_so_once(requests, wait, mon
 
     monkeypatch.setattr(sys, "stderr", Screen())
     assert wait(requests)
-    assert "".join(shown) == (f"the request waits: {FIRST}; an interrupt ends this wait only\n")
+    assert "".join(shown) == f"the request waits: {FIRST}\n"
+
+
+def test_a_wait_asks_the_ranks_of_another_notebook_what_comes_first(requests, monkeypatch, capsys):
+    ranks(monkeypatch, pending=())
+    client_requests.follow(requests.client)
+    requests.client._config = {OF_RANKS: "yes"}
+    monkeypatch.setattr(late_notices, "_QUIET_SECONDS", -1.0)
+    asked = []
+
+    def ask(client, rank, ids):
+        asked.append((rank, ids == requests.result.msg_ids))
+        answer = Future()
+        answer.set_result([{"content": {RUNS: "cell In[3]"} if rank else {}}])
+        requests.answer() if rank else None
+        return answer
+
+    monkeypatch.setattr(client_requests, "ask", ask)
+    assert requests.result.get() == [1, 1]
+    assert asked == [(0, True), (1, True)]
+    assert capsys.readouterr().err == "the request waits: rank 1 runs cell In[3] first\n"
 
 
 def test_a_wait_for_other_ranks_than_those_of_the_cell_is_quiet(requests, monkeypatch, capsys):
