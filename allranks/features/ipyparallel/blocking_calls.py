@@ -190,10 +190,10 @@ def _told(
                 f"{call} was interrupted. {first} first; it goes on, and the call is left out "
                 f"after it. To end it, {end}"
             )
-        elif others:
-            has = "has" if len(others) == 1 else "have"
+        elif others and not {*(late := _ranks_of(result))} - others.keys():
+            has = "has" if len(late) == 1 else "have"
             line = (
-                f"{call} was interrupted. {label(others)} {has} yet to begin it, and will leave it "
+                f"{call} was interrupted. {label(late)} {has} yet to begin it, and will leave it "
                 "out"
             )
         elif others is None:
@@ -203,7 +203,7 @@ def _told(
                 f"{label(left)} {has} not ended it yet. To interrupt again, {end}"
             )
         else:
-            line = _not_ended(result, call, ranks)
+            line = _not_ended(result, call, ranks, others)
         return line, line
     line = f"{call} on {label(ranks)} was interrupted; the ranks keep their variables"
     error = result.exception()
@@ -218,9 +218,11 @@ def _told(
     return line, "\n\n".join(filter(None, [trace, *said, f"CellInterrupted: {line}"]))
 
 
-def _not_ended(result: Any, call: str, ranks: Collection[int]) -> str:
-    """Returns which ranks have not reacted to an interrupt, and how to go on."""
-    left = _ranks_of(result)
+def _not_ended(result: Any, call: str, ranks: Collection[int], others: Collection[int]) -> str:
+    """Returns which ranks have not reacted to an interrupt, and how to go on. The ``others`` have:
+    they have yet to begin the call, or have ended their part of it.
+    """
+    left = [rank for rank in _ranks_of(result) if rank not in others]
     it, its = ("it", "its") if len(left) == 1 else ("they", "their")
     react = "does" if len(left) == 1 else "do"
     line = (

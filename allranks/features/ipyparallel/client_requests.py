@@ -21,6 +21,7 @@ from allranks.errors import UsageError
 from allranks.features.ipyparallel.metadata import (
     BLOCKS,
     CALL,
+    CELL,
     CLIENT,
     NOTEBOOK,
     OF_RANKS,
@@ -167,9 +168,10 @@ def give_up(engines: Collection[str]) -> None:
     for client, waits in unanswered(engines).items():
         _given_up.update(*waits.values())
         # A copy: the client's own thread changes it.
-        ranks = [rank for rank, engine in list(client._engines.items()) if engine in waits]
-        asked = sorted(set().union(*waits.values()))
-        _send_interrupt(client, ranks, {CLIENT: _name(client), REQUESTS: asked})
+        for rank, engine in list(client._engines.items()):
+            if engine in waits:  # a rank would keep the ids of requests that it never gets
+                which = {CLIENT: _name(client), REQUESTS: sorted(waits[engine])}
+                _send_interrupt(client, [rank], which)
 
 
 def interrupt(client: Any, rank: int, requests: Collection[str]) -> Future[list[Any]]:
@@ -195,12 +197,15 @@ def waiting_at(requests: Collection[str]) -> list[tuple[Any, int]]:
     ]
 
 
-def interrupt_running(engines: Collection[str]) -> None:
-    """Interrupts what these engines run for clients of this process, tasks included."""
+def interrupt_running(engines: Collection[str], cell: int | None = None) -> None:
+    """Interrupts what these engines run for clients of this process, tasks included; with a
+    ``cell``, not what they have begun after it.
+    """
+    before = {} if cell is None else {CELL: cell}
     for client in _open_clients() if engines else ():
         ranks = [rank for rank, engine in list(client._engines.items()) if engine in engines]
         if ranks and client.outstanding:
-            _send_interrupt(client, ranks, {CLIENT: _name(client)})
+            _send_interrupt(client, ranks, {CLIENT: _name(client), **before})
 
 
 def _send_interrupt(

@@ -13,6 +13,8 @@ OF_RANKS = "allranks"
 REQUESTS = "allranks_requests"
 #: Or the client whose request it is for, if the rank runs one. Without both it is for any request.
 CLIENT = "allranks_client"
+#: With it, a cell's number: then it is not for what the rank has begun after that cell.
+CELL = "allranks_cell"
 #: In the answer, if the rank runs another one: what it runs, in words; "" for nothing.
 RUNS = "allranks_runs"
 #: The notebook that has made a request, or whose ranks a file for clients leads to, for people.

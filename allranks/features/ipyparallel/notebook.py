@@ -385,7 +385,8 @@ class _HeldCell:
     def _leave(self, ranks: Collection[int]) -> None:
         hellos = self._roster.hellos
         engines = [hellos[rank].engine for rank in ranks if rank in hellos]
-        client_requests.interrupt_running(engines)
+        # Not what was queued behind the cell, which a rank begins as soon as it has left the cell.
+        client_requests.interrupt_running(engines, self._cell.number)
         if self._has_said:
             self._cell.notice(what_ended(self._held, client_requests.names(), _REQUEST))
 

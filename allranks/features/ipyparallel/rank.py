@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import math
 import os
 import signal
 import sys
@@ -29,6 +30,7 @@ from allranks.features.ipyparallel.engine import RankEngine
 from allranks.features.ipyparallel.metadata import (
     BLOCKS,
     CALL,
+    CELL,
     CLIENT,
     NOTEBOOK,
     NOTICE_OF,
@@ -87,12 +89,15 @@ class ClientRequests(RankFeature):
         self._loop = asyncio.get_running_loop()
         #: The error of the request.
         self._failed: list[Entry] = []
-        #: The request that runs: its number, and that of all ranks if the view is a broadcast one.
         #: Whether a request runs, and no cell: an awaited cell lets requests run.
         self._alone = False
         self._is_task = self._was_interrupted = False
         #: The id of the request that runs, and of those that are to end before they begin.
         self._ids, self._left_out = frozenset[str](), set[str]()
+        #: Whether the main thread has looked whether that request is to end before it begins.
+        self._has_begun = False
+        #: The last cell that this rank had begun, or left out, when it began that request.
+        self._after_cell = 0
         #: The error whose traceback was the last before the request.
         self._shown_before: BaseException | None = None
         self._execute, self._apply = kernel.do_execute, kernel.do_apply
@@ -117,15 +122,15 @@ class ClientRequests(RankFeature):
         self._shown_before = _last_shown()
         publish = partial(_publish, self._kernel, parent)
         with self._wire.output_for_client(publish) as alone, _like_a_cell(self._interrupts, alone):
-            self._alone, self._epochs.in_request = alone, _about(parent)
-            self._ids = _ids_of(parent)
-            self._is_task = _OF_A_TASK in parent["metadata"]
-            this = world.current()
-            this.client = _client_of(parent) if alone else 0
-            this.request = 0 if self._is_task or not alone else _number_of(parent, this.rank)
-            this.part = this.request if parent["metadata"].get(BLOCKS) else 0
-            threads = {*threading.enumerate()}
-            try:
+            this, threads = world.current(), {*threading.enumerate()}
+            try:  # from here on an interrupt may be for this request
+                self._after_cell, self._has_begun = self._wire.cell, False
+                self._alone, self._epochs.in_request = alone, _about(parent)
+                self._ids = _ids_of(parent)
+                self._is_task = _OF_A_TASK in parent["metadata"]
+                this.client = _client_of(parent) if alone else 0
+                this.request = 0 if self._is_task or not alone else _number_of(parent, this.rank)
+                this.part = this.request if parent["metadata"].get(BLOCKS) else 0
                 done = handle(stream, ident, parent)
                 if inspect.isawaitable(done):
                     await done
@@ -157,6 +162,8 @@ class ClientRequests(RankFeature):
     def _prepare(self, method: str) -> dict[str, Any] | None:
         """Begins another epoch if a request needs one; returns the error that ends the request."""
         try:
+            # First: from now on a signal ends it, in here or in its code, and it is answered.
+            self._has_begun = True
             if self._has_taken():
                 raise KeyboardInterrupt("the request was interrupted before this rank began it")
             if self._alone and not self._is_task:
@@ -261,9 +268,11 @@ class ClientRequests(RankFeature):
             return True
         self._left_out.update(asked)
         if self._ids.intersection(asked):
-            return self._has_taken()
+            # Before, a signal would end the request without an answer.
+            return self._has_begun and self._has_taken()
         runs = self._epochs.in_request
-        return runs is not None and runs["client"] == client
+        came_after = self._after_cell >= interrupt.get(CELL, math.inf)
+        return runs is not None and runs["client"] == client and not came_after
 
     def _has_taken(self) -> bool:
         """Whether the caller is to end the request: the main thread before it begins, or a signal;

@@ -189,6 +189,15 @@ def test_a_rank_that_has_yet_to_begin_a_call_is_not_to_be_killed(get):
     )
 
 
+def test_a_rank_that_does_not_react_is_named_beside_one_that_has_ended_its_part(get):
+    result = Result(reacts=False, targets=[0, 1])  # a broadcast view: one request for both
+    result._client._outstanding_dict.clear()
+    result._client.runs = {0: ""}
+    with pytest.raises(CellInterrupted, match="rank 1 does not react") as told:
+        get(result)
+    assert str(told.value).endswith('ranks.client().send_signal("SIGKILL", targets=[1])')
+
+
 def test_who_presses_again_at_once_is_not_advised_to_kill_ranks(get):
     result = Result(reacts=False)
 

@@ -12,7 +12,7 @@ from ipyparallel.client.magics import ParallelMagics
 
 from allranks.collectives.calls.rank_state import ENDED_PARTS, Board, RankState
 from allranks.features.ipyparallel import rank as of_ranks
-from allranks.features.ipyparallel.metadata import BLOCKS, CALL, CLIENT, REQUESTS, RUNS
+from allranks.features.ipyparallel.metadata import BLOCKS, CALL, CELL, CLIENT, REQUESTS, RUNS
 from allranks.features.ipyparallel.notebook import ClientPatch
 from tests.unit.features.unconnected_client import Unconnected
 
@@ -155,7 +155,8 @@ class Rank(of_ranks.ClientRequests):
         self._epochs = SimpleNamespace(in_request=None, enter=lambda: None)
         self._interrupts, self._ids, self._left_out = Interrupts(), frozenset(), set()
         self._loop = SimpleNamespace(call_soon_threadsafe=lambda _: None)
-        self._wire = SimpleNamespace(output_for_client=self._output)
+        self._has_begun, self._after_cell = False, 0
+        self._wire = SimpleNamespace(output_for_client=self._output, cell=7)
         self.awaited, self.answers = False, []
 
     async def _cell_ends(self):
@@ -253,6 +254,11 @@ def test_a_rank_whose_part_goes_on_has_not_ended_it(rank):
 FOR = {
     "whatever runs": ({}, None),
     "this client": ({CLIENT: "one"}, None),
+    "this client before a cell": ({CLIENT: "one", CELL: 8}, None),
+    "this client before a cell that has ended": (
+        {CLIENT: "one", CELL: 7},
+        "an earlier request of this client",
+    ),
     "another client": ({CLIENT: "two"}, "an earlier request of this client"),
     "this request": ({REQUESTS: ["one_1_7", "one_1_8"]}, None),
     "a request of all": ({REQUESTS: ["of all"]}, None),
@@ -267,7 +273,12 @@ def test_an_interrupt_ends_a_request_of_those_that_it_is_for(rank, name):
     which, runs = FOR[name]
     found, of_all = [], {"original_msg_id": "of all"} if "of all" in name else {}
     rank._interrupts.number = of_ranks._CLIENT
-    rank.run(lambda: found.append(rank.interrupt(**which)), **of_all)
+
+    def does():
+        assert rank._prepare("apply") is None
+        found.append(rank.interrupt(**which))
+
+    rank.run(does, **of_all)
     assert found == [runs is None]
     assert rank.answers == [{"status": "ok"} | ({} if runs is None else {RUNS: runs})]
     assert not rank.interrupt(**which)  # it has ended
@@ -298,6 +309,18 @@ def test_a_question_what_runs_ends_nothing(rank):
     assert not rank._interrupts.sent
     rank.run(lambda: began.append(rank._prepare("apply")))
     assert began == [None]
+
+
+def test_a_request_is_sent_no_signal_before_it_can_answer_one(rank):
+    rank._interrupts.number, began = of_ranks._CLIENT, []
+
+    def begins():
+        assert not rank.interrupt(**{REQUESTS: ["one_1_7"]})
+        began.append(rank._prepare("apply"))
+
+    rank.run(begins)
+    assert "before this rank began it" in began[0]["evalue"]
+    assert rank.answers == [{"status": "ok", RUNS: ""}]
 
 
 def test_an_interrupt_that_comes_before_its_request_ends_it_when_it_begins(rank):
