@@ -267,16 +267,17 @@ THEIRS = """
 import sys, ipyparallel as ipp
 def until(name):
     import os, time
-    open("until has begun", "w").close()
+    for which in "", f" {rank}":
+        open(f"until has begun{which}", "w").close()
     while not os.path.exists(name):
         time.sleep(0.01)
 def total():
     from allranks.collectives import allreduce
-    open("total has begun", "w").close()
+    open(f"total has begun {rank}", "w").close()
     return allreduce(10.0)
 _, file, ranks, function, *arguments = sys.argv
 client = ipp.Client(file)
-view = client.load_balanced_view() if ranks == "any" else client[eval(ranks)]
+view = client[eval(ranks)] if ranks else client.load_balanced_view()
 result = view.apply_async(globals()[function], *arguments)
 try:
     print(result.get())
@@ -303,14 +304,18 @@ while not all(map(os.path.exists, {})):
 
 
 def start_another(px, ranks, function, *arguments):
-    """Has a client of another notebook call a function, which the ranks have begun."""
+    """Has a client of another notebook call a function, which all these ranks have begun. Without
+    ranks it is a task, which is begun by the first that is free.
+    """
     (px.cwd / "theirs.py").write_text(THEIRS)
-    (px.cwd / f"{function} has begun").unlink(missing_ok=True)
-    px.run(ANOTHER.format((ranks, function, *arguments), [f"{function} has begun"])).ok()
+    begun = [f"{function} has begun {rank}" for rank in ranks] or [f"{function} has begun"]
+    for file in begun:
+        (px.cwd / file).unlink(missing_ok=True)
+    px.run(ANOTHER.format((repr(ranks) if ranks else "", function, *arguments), begun)).ok()
 
 
 def test_a_request_of_another_notebook_is_named_and_an_interrupt_leaves_it_alone(px):
-    start_another(px, "slice(0, 2)", "until", "their-gate")
+    start_another(px, [0, 1], "until", "their-gate")
     theirs = px.value("theirs.pid")
     cell = px.start("%%px\nleft_out = rank")
     cell.wait_for(
@@ -330,7 +335,7 @@ def test_a_request_of_another_notebook_is_named_and_an_interrupt_leaves_it_alone
 
 def test_an_interrupt_leaves_it_alone_also_where_the_ranks_need_another_communicator(px):
     px.run("%%px\nif rank == 0: 1 / 0\ncomm.Barrier()").fails("CellFailed")
-    start_another(px, "any", "until", "second-gate")  # a task, which begins no epoch
+    start_another(px, [], "until", "second-gate")  # a task, which begins no epoch
     cell = px.start("%%px\nleft_out = rank")
     cell.wait_for("must first answer a request of an ipyparallel client of another notebook")
     px.interrupt()
@@ -342,13 +347,13 @@ def test_an_interrupt_leaves_it_alone_also_where_the_ranks_need_another_communic
 
 
 def test_interrupt_ends_the_request_of_another_notebook(px):
-    start_another(px, "slice(0, 2)", "until", "never")
+    start_another(px, [0, 1], "until", "never")
     assert px.value("ranks.interrupt()") == "True"
     assert "KeyboardInterrupt" in px.value("theirs.communicate()[0]")
 
 
 def test_a_call_of_a_cell_is_not_taken_for_one_of_a_request(px):
-    start_another(px, "[1]", "total")
+    start_another(px, [1], "total")
     cell = px.run("%%px\nallreduce(1.0 * rank)")
     said = "rank 1 is in a request of a client, ranks 0, 2 in a cell"
     cell.fails("CellFailed", "CollectiveMismatch").says(said)
