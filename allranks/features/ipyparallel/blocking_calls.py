@@ -17,7 +17,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from allranks.cluster import cluster
-from allranks.errors import CellInterrupted
+from allranks.errors import CellInterrupted, UsageError
 from allranks.features.ipyparallel import client_requests
 from allranks.features.ipyparallel.metadata import OF_RANKS, RUNS
 from allranks.features.ipyparallel.px_results import running_cell
@@ -46,28 +46,40 @@ def end_by_interrupt(kind: type[AsyncResult]) -> Callable[[], None]:
     """Has views raise `CellInterrupted` where ipyparallel's drop an interrupt; returns what undoes
     it.
     """
-    plain: Any = kind.get
+    # ``scatter`` waits, and needs no values.
+    plains: dict[str, Any] = {name: getattr(kind, name) for name in ("get", "wait")}
 
-    @wraps(plain)
-    def get(result: Any, *arguments: Any, **options: Any) -> Any:
-        try:
-            return plain(result, *arguments, **options)
-        except KeyboardInterrupt:
-            caller = sys._getframe(1)
-            by_view = caller.f_globals.get("__name__") in _VIEWS
-            ranks = _ranks_of(result) if by_view else []
-            if by_view and not ranks and result._client._config.get(OF_RANKS):
-                # A task, which any rank may run. A view drops an interrupt: the cell would go on.
-                raise CellInterrupted(f"{_GOES_ON} {_how_to_end(result._client)}") from None
-            if not ranks:
-                raise
-            call = _typed(result, caller)
-            cell = cell_before(result.msg_ids)
-            others = _end(result, ranks)
-        raise CellInterrupted(*_told(result, call, ranks, cell, others))
+    def ending(plain: Any) -> Any:
+        @wraps(plain)
+        def waiting(result: Any, *arguments: Any, **options: Any) -> Any:
+            try:
+                return plain(result, *arguments, **options)
+            except KeyboardInterrupt:
+                caller = sys._getframe(1)
+                by_view = caller.f_globals.get("__name__") in _VIEWS
+                ranks = _ranks_of(result) if by_view else []
+                if by_view and not ranks and result._client._config.get(OF_RANKS):
+                    # A view drops an interrupt: the cell would go on.
+                    if result.ready():  # it has ended just now
+                        line = f"{_typed(result, caller)} was interrupted; the ranks have ended it"
+                    else:  # a task, which any rank may run
+                        line = f"{_GOES_ON} {_how_to_end(result._client)}"
+                    raise CellInterrupted(line) from None
+                if not ranks:
+                    raise
+                call = _typed(result, caller)
+                cell = cell_before(result.msg_ids)
+                others = _end(result, ranks)
+            raise CellInterrupted(*_told(result, call, ranks, cell, others))
 
-    setattr(kind, "get", get)  # noqa: B010  mypy refuses an assignment
-    return lambda: setattr(kind, "get", plain)
+        return waiting
+
+    def change(functions: Mapping[str, Any]) -> None:
+        for name, function in functions.items():
+            setattr(kind, name, function)
+
+    change({name: ending(plain) for name, plain in plains.items()})
+    return lambda: change(plains)
 
 
 def say_it_goes_on(pressed: KeyboardInterrupt, requests: Collection[str]) -> None:
@@ -105,7 +117,7 @@ def runs_before(requests: Collection[str]) -> str:
         return cell
     asked = {}
     for client, rank in client_requests.waiting_at(requests):
-        with suppress(LookupError):  # it has died meanwhile
+        with suppress(LookupError, UsageError):  # it has died meanwhile, or all have
             asked[rank] = client_requests.ask(client, rank, requests)
     return _first(_answers(asked, _ASK_SECONDS))
 
@@ -166,7 +178,8 @@ def _end(result: Any, ranks: Collection[int]) -> dict[int, str] | None:
     asked = {}
     try:
         for rank in ranks:
-            with suppress(LookupError):  # it has died meanwhile, which ends its request
+            # It has died meanwhile, or all have, which ends its request.
+            with suppress(LookupError, UsageError):
                 asked[rank] = client_requests.interrupt(result._client, rank, result.msg_ids)
         others = _answers(asked, _END_SECONDS)
         if not any(others.values()):

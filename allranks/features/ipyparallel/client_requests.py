@@ -7,6 +7,7 @@ earlier request has done, the notebook sends it when the ranks have answered.
 from __future__ import annotations
 
 import json
+import socket
 import threading
 import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -45,6 +46,7 @@ _calls_lock = threading.Lock()
 _made = threading.local()
 #: A rank is up some tenths of a second before its engine is registered.
 _REGISTER_SECONDS = 5.0
+_CONNECT_SECONDS = 1.0
 #: What waits for ranks or sends to them: one of these is the first of each call of a client.
 _USES_RANKS = (
     *("_build_targets", "_send", "send_apply_request", "send_execute_request"),
@@ -328,14 +330,33 @@ def refuse_ended(client: Any) -> None:
 
 
 def _is_over(client: Any, file: Path) -> bool:
-    # Removed at the end of the ranks, also where their notebook was killed.
+    # Removed at the end of the ranks, also where their notebook was killed. But also where ranks
+    # stay when it ends or detaches, and the user may have removed a copy: the controller tells.
+    port = client._config.get("registration", "").rpartition(":")[2]
     try:
-        found = json.loads(file.read_text())["key"]
+        found = json.loads(file.read_text())
+        if found["key"] == client._config.get("key"):
+            return False
+        if str(found.get("registration")) == port:
+            return True  # other ranks have their place
     except FileNotFoundError:
-        return True
-    except (OSError, ValueError, LookupError, TypeError):
+        pass
+    except (OSError, ValueError, LookupError, TypeError, AttributeError):
         return False  # it is being written
-    return bool(found != client._config.get("key"))
+    return not _may_answer(client)
+
+
+def _may_answer(client: Any) -> bool:
+    """Whether a client's controller may run."""
+    if client._ssh:  # what is reached is the tunnel
+        return True
+    host, _, port = client._config.get("registration", "").rpartition(":")
+    try:
+        place = host.removeprefix("tcp://").strip("[]"), int(port)
+        socket.create_connection(place, _CONNECT_SECONDS).close()
+    except (OSError, ValueError):
+        return False
+    return True
 
 
 def _fail_requests(client: Any, why: str) -> None:

@@ -320,9 +320,10 @@ def _numbering_requests(plain: Callable[..., Any]) -> Callable[..., Any]:
 
     @wraps(plain)
     def send(client: Any, socket: Any, kind: str, *arguments: Any, **options: Any) -> Any:
-        if kind in ("apply_request", "execute_request"):
+        if kind != "signal_request":  # not where a wait, or a cell, asks ranks
             client_requests.end_visits()
             client_requests.refuse_ended(client)
+        if kind in ("apply_request", "execute_request"):
             more = client_requests.call_metadata()
             if notebook := os.path.basename(os.environ.get("JPY_SESSION_NAME", "")):
                 more = {**more, NOTEBOOK: notebook}

@@ -181,6 +181,7 @@ class ClientRequests(RankFeature):
 
         Called before the client has the reply, so its next request finds the epoch ended.
         """
+        self._ids = frozenset()  # from now on a signal would end the reply
         if not self._alone:
             return
         this = world.current()
@@ -254,7 +255,8 @@ class ClientRequests(RankFeature):
             return world.current().scope.name
         if is_for_running:
             return None
-        if runs is None or self._ids.intersection(asked):  # it ends by itself
+        is_over = bool(self._ids.intersection(asked)) or not self._left_out.isdisjoint(self._ids)
+        if runs is None or is_over or not self._ids:  # it ends by itself, or has
             return ""
         if runs["client"] == signal["header"]["session"]:
             return "an earlier request of this client"
@@ -264,15 +266,17 @@ class ClientRequests(RankFeature):
     def _is_for_running(self, interrupt: dict[str, Any]) -> bool:
         """Whether an interrupt is for the request that runs; notes those that have yet to begin."""
         asked, client = interrupt.get(REQUESTS, ()), interrupt.get(CLIENT)
-        if not asked and client is None:
-            return True
         self._left_out.update(asked)
-        if self._ids.intersection(asked):
-            # Before, a signal would end the request without an answer.
-            return self._has_begun and self._has_taken()
-        runs = self._epochs.in_request
-        came_after = self._after_cell >= interrupt.get(CELL, math.inf)
-        return runs is not None and runs["client"] == client and not came_after
+        ids, runs = self._ids, self._epochs.in_request
+        if ids.isdisjoint(asked):
+            came_after = self._after_cell >= interrupt.get(CELL, math.inf)
+            is_of_client = runs is not None and runs["client"] == client and not came_after
+            is_for_any = client is None and not asked
+            if not ids or not self._alone or not (is_of_client or is_for_any):
+                return False
+            self._left_out.add(min(ids))
+        # Before, a signal would end the request without an answer.
+        return self._has_begun and self._has_taken()
 
     def _has_taken(self) -> bool:
         """Whether the caller is to end the request: the main thread before it begins, or a signal;

@@ -270,8 +270,30 @@ def test_the_wait_of_a_cell_itself_ends_as_with_ipyparallel(get):
     assert result._client.interrupted == []
 
 
+def test_a_result_that_is_there_by_the_interrupt_is_not_said_to_go_on(get):
+    # That of a map has no targets.
+    with pytest.raises(CellInterrupted, match=r"^the call of f was interrupted; the ranks have"):
+        get(Result(targets=()))
+
+
+def test_a_stop_of_scatter_ends_it_too(get):
+    def press(result, seconds=None):
+        if seconds is None:
+            raise KeyboardInterrupt
+        return Result.wait(result, seconds)
+
+    class Scattered(Result):
+        wait = press
+
+    undo, result = end_by_interrupt(Scattered), Scattered()
+    with pytest.raises(CellInterrupted, match=r"^the call of f on rank 1 was interrupted; "):
+        eval("result.wait()", {"__name__": "ipyparallel.client.view", "result": result})
+    undo()
+    assert result._client.interrupted == [1]
+
+
 def test_the_wait_of_a_load_balanced_view_fails_and_the_task_goes_on(get):
-    result = Result(targets=[])
+    result = Result(targets=[], reacts=False)
     with pytest.raises(
         CellInterrupted, match=r"go on with the request\. .*: ranks\.interrupt\(\)$"
     ):

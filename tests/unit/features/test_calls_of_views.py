@@ -311,11 +311,12 @@ def test_a_question_what_runs_ends_nothing(rank):
     assert began == [None]
 
 
-def test_a_request_is_sent_no_signal_before_it_can_answer_one(rank):
+@pytest.mark.parametrize("which", [{REQUESTS: ["one_1_7"]}, {CLIENT: "one"}, {}])
+def test_a_request_is_sent_no_signal_before_it_can_answer_one(rank, which):
     rank._interrupts.number, began = of_ranks._CLIENT, []
 
     def begins():
-        assert not rank.interrupt(**{REQUESTS: ["one_1_7"]})
+        assert not rank.interrupt(**which)
         began.append(rank._prepare("apply"))
 
     rank.run(begins)

@@ -1,5 +1,6 @@
 """Which requests of ipyparallel's clients a cell comes after."""
 
+import socket
 from collections import defaultdict
 from concurrent.futures import Future
 from types import SimpleNamespace
@@ -178,6 +179,15 @@ def test_a_client_ends_with_the_ranks_of_another_notebook(unconnected, tmp_path)
         before.get(0)
     with pytest.raises(UsageError, match=said):
         client_requests.refuse_ended(unconnected)
+
+
+def test_a_client_whose_controller_still_listens_outlives_the_file(unconnected, tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as controller:
+        place = f"tcp://127.0.0.1:{controller.getsockname()[1]}"
+        unconnected._config = {"key": "theirs", "registration": place}
+        client_requests.visit(unconnected, tmp_path / "client.json")
+        assert client_requests.end_visits()
+    assert not client_requests.end_visits()
 
 
 def test_a_client_ends_when_the_file_of_its_ranks_is_removed(unconnected, tmp_path):
