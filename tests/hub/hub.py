@@ -164,9 +164,9 @@ class Hub:
         for connection in self._connections:
             connection.close()
 
-    def _answers(self) -> bool:
+    def _answers(self, path: str = "/hub/api/") -> bool:
         try:
-            self.ask("GET", "/hub/api/")
+            self.ask("GET", path)
         except OSError:
             return False
         return True
@@ -189,7 +189,8 @@ class Hub:
 
         def ready(name: str) -> bool:
             servers = self.ask("GET", f"/hub/api/users/{name}")["servers"]
-            return bool(servers) and servers[""]["ready"]
+            # Its proxy may lose the way to a server that starts, and finds it again soon.
+            return bool(servers) and servers[""]["ready"] and self._answers(f"/user/{name}/api/")
 
         wait_until(lambda: all(map(ready, names)), self._log.read_text, START_SECONDS)
 
