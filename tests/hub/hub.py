@@ -46,12 +46,15 @@ c.Spawner.cmd = {command}
 c.Spawner.environment |= {{
     "ALLRANKS_MAX_RANKS": str(MAX_RANKS), "PATH": {bin!r} + ":" + os.environ["PATH"]
 }}
-def cull_soon(spawner):
+PORTS = {ports}
+def prepare(spawner):
+    # One that the system gives to whoever asks for any may be another program's by then.
+    spawner.port = PORTS[spawner.user.name]
     if spawner.user.name == "{idler}":
         soon = {{"=3600": "={culled}", "=300": "=1"}}
         for old, new in soon.items():
             spawner.args = [arg.replace(old, new) for arg in spawner.args]
-c.Spawner.pre_spawn_hook = cull_soon
+c.Spawner.pre_spawn_hook = prepare
 c.JupyterHub.tornado_settings = {{"slow_spawn_timeout": 0}}
 c.Spawner.http_timeout = c.Spawner.start_timeout = {seconds}
 c.JupyterHub.authenticator_class = "dummy"
@@ -125,6 +128,7 @@ class Hub:
             hub_port=free_port(),
             proxy=[proxy()],
             proxy_port=free_port(),
+            ports={name: free_port() for name in self._names},
             token=self._token,
             group=str(self._group),
             idler=IDLER,
@@ -164,9 +168,9 @@ class Hub:
         for connection in self._connections:
             connection.close()
 
-    def _answers(self, path: str = "/hub/api/") -> bool:
+    def _answers(self) -> bool:
         try:
-            self.ask("GET", path)
+            self.ask("GET", "/hub/api/")
         except OSError:
             return False
         return True
@@ -189,8 +193,7 @@ class Hub:
 
         def ready(name: str) -> bool:
             servers = self.ask("GET", f"/hub/api/users/{name}")["servers"]
-            # Its proxy may lose the way to a server that starts, and finds it again soon.
-            return bool(servers) and servers[""]["ready"] and self._answers(f"/user/{name}/api/")
+            return bool(servers) and servers[""]["ready"]
 
         wait_until(lambda: all(map(ready, names)), self._log.read_text, START_SECONDS)
 
