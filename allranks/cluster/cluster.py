@@ -350,7 +350,7 @@ class Cluster:
         """Interrupts what runs on the ranks; returns whether anything did.
 
         Before a cell, it interrupts the requests of clients that the cell waits for; without a
-        cell, all that clients have asked for.
+        cell, what ranks do for clients; tasks that have yet to begin go on.
         """
         roster, connection = self.roster, self.cells.connection if self.state != "new" else None
         if connection is None:

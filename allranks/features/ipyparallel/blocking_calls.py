@@ -39,6 +39,10 @@ _ASK_SECONDS = 1.0
 _END = "type: ranks.interrupt()"
 _END_THERE = "type in the notebook that has the ranks: ranks.interrupt()"
 _GOES_ON = "the wait was interrupted; the ranks go on with the request. To interrupt them as well,"
+_TASKS_GO_ON = (
+    "the wait was interrupted; the tasks go on. To drop those that have yet to begin, type with "
+    "your client: rc.abort()   To interrupt those that ranks run,"
+)
 _COMES_AFTER = "it goes on, and the request comes after it. To end it,"
 
 
@@ -62,8 +66,8 @@ def end_by_interrupt(kind: type[AsyncResult]) -> Callable[[], None]:
                     # A view drops an interrupt: the cell would go on.
                     if result.ready():  # it has ended just now
                         line = f"{_typed(result, caller)} was interrupted; the ranks have ended it"
-                    else:  # a task, which any rank may run
-                        line = f"{_GOES_ON} {_how_to_end(result._client)}"
+                    else:  # tasks, which any rank may run
+                        line = f"{_TASKS_GO_ON} {_how_to_end(result._client)}"
                     raise CellInterrupted(line) from None
                 if not ranks:
                     raise

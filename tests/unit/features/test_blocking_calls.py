@@ -295,7 +295,7 @@ def test_a_stop_of_scatter_ends_it_too(get):
 def test_the_wait_of_a_load_balanced_view_fails_and_the_task_goes_on(get):
     result = Result(targets=[], reacts=False)
     with pytest.raises(
-        CellInterrupted, match=r"go on with the request\. .*: ranks\.interrupt\(\)$"
+        CellInterrupted, match=r"tasks go on\. .*rc\.abort\(\) .*: ranks\.interrupt\(\)$"
     ):
         get(result)
     assert result._client.interrupted == []
