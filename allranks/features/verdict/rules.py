@@ -37,8 +37,9 @@ ONCE_SECONDS = 3.0
 #: A cause explains at least this part of its effect.
 EXPLAINS = 0.5
 MOST_EXPLAINED = 1.5
-#: A core that other programs share with it takes a little longer for the same work.
-MORE_WORK = 0.3
+#: A core that other programs share with it takes a little longer for the same work: 0.2 to 0.4
+#: times, measured for equal ranks beside two endless loops on two cores.
+MORE_WORK, MORE_ON_BUSY_HOST = 0.3, 0.6
 #: A line is a rank's own, if it spends this many times more there than a rank that is as slow.
 ALONE = 4.0
 #: A look that comes later than this part of what it explains may have missed it: short work has
@@ -203,7 +204,10 @@ def _works_more(loop: Loop, rank: int, than: Sequence[int] = ()) -> bool:
     more = own.run / own.at - most
     # With the time for which the main thread had no core for this work.
     explains = more * (1 + own.main_ready / own.run) >= EXPLAINS * loop.late[rank]
-    return explains and more >= MORE_WORK * most
+    there = next(ranks for ranks in loop.by_host().values() if rank in ranks)
+    left = loop.left_to_ranks(there)
+    is_busy = left is not None and left < OWN_CORES
+    return explains and more >= (MORE_ON_BUSY_HOST if is_busy else MORE_WORK) * most
 
 
 def _works_alone(loop: Loop, rank: int) -> bool:

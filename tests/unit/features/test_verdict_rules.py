@@ -357,6 +357,8 @@ def test_a_slow_rank_on_a_busy_host_is_named_if_its_threads_run_for_longer():
     work, busy = [0.01, 0.04], {0: 0.3, 1: 0.6}
     assert kinds(runs(cell(work, ready=busy), 0.3, 0.6))[:1] == ["straggler"]
     assert "straggler" not in kinds(runs(cell(work, ready=busy), 0.3, 0.35))
+    # As much longer as a core takes that other programs share with the rank.
+    assert "straggler" not in kinds(runs(cell(work, ready=busy), 0.3, 0.45))
 
 
 def test_a_rank_whose_threads_run_a_little_longer_on_a_busy_host_is_not_named():
