@@ -7,7 +7,6 @@ earlier request has done, the notebook sends it when the ranks have answered.
 from __future__ import annotations
 
 import json
-import socket
 import threading
 import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -19,6 +18,7 @@ from queue import Empty, SimpleQueue
 from typing import Any, NoReturn
 
 from allranks.errors import UsageError
+from allranks.features.ipyparallel.connection_files import try_to_connect
 from allranks.features.ipyparallel.metadata import (
     BLOCKS,
     CALL,
@@ -46,7 +46,6 @@ _calls_lock = threading.Lock()
 _made = threading.local()
 #: A rank is up some tenths of a second before its engine is registered.
 _REGISTER_SECONDS = 5.0
-_CONNECT_SECONDS = 1.0
 #: What waits for ranks or sends to them: one of these is the first of each call of a client.
 _USES_RANKS = (
     *("_build_targets", "_send", "send_apply_request", "send_execute_request"),
@@ -331,7 +330,8 @@ def refuse_ended(client: Any) -> None:
 
 def _is_over(client: Any, file: Path) -> bool:
     # Removed at the end of the ranks, also where their notebook was killed. But also where ranks
-    # stay when it ends or detaches, and the user may have removed a copy: the controller tells.
+    # stay when it ends or detaches, and the user may have removed a copy: then their controller
+    # still listens.
     port = client._config.get("registration", "").rpartition(":")[2]
     try:
         found = json.loads(file.read_text())
@@ -350,10 +350,9 @@ def _may_answer(client: Any) -> bool:
     """Whether a client's controller may run."""
     if client._ssh:  # what is reached is the tunnel
         return True
-    host, _, port = client._config.get("registration", "").rpartition(":")
+    interface, _, port = client._config.get("registration", "").rpartition(":")
     try:
-        place = host.removeprefix("tcp://").strip("[]"), int(port)
-        socket.create_connection(place, _CONNECT_SECONDS).close()
+        try_to_connect(interface, int(port))
     except (OSError, ValueError):
         return False
     return True

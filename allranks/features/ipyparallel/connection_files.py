@@ -105,13 +105,18 @@ def may_answer(path: Path) -> bool:
     try:
         found = json.loads(path.read_text())
         if found["location"] == socket.gethostname() and not found.get("ssh"):
-            host = found["interface"].removeprefix("tcp://").strip("[]")
-            socket.create_connection((host, found["registration"]), _CONNECT_SECONDS).close()
+            try_to_connect(found["interface"], found["registration"])
     except (FileNotFoundError, ConnectionRefusedError):
         return False
     except Exception:  # ipyparallel judges what is in it, and how to reach another host
         return True
     return True
+
+
+def try_to_connect(interface: str, port: int) -> None:
+    """Raises OSError if nothing listens at this port of an interface, as ``tcp://127.0.0.1``."""
+    host = interface.removeprefix("tcp://").strip("[]")
+    socket.create_connection((host, port), _CONNECT_SECONDS).close()
 
 
 def a_cluster_may_start() -> bool:
