@@ -212,7 +212,7 @@ def _works_more(loop: Loop, rank: int, than: Sequence[int] = ()) -> bool:
 
 
 def _longer_at_a_line(loop: Loop, rank: int, times: float) -> bool:
-    """Whether a line that takes it so many times as long as others explains what it computes more."""
+    """Whether a line that takes it so many ``times`` as long as others explains its delay."""
     others = [one.lines for other, one in loop.ranks.items() if other != rank]
     looked = loop.ranks[rank].looked
     if looked is None or None in others:
