@@ -37,9 +37,10 @@ ONCE_SECONDS = 3.0
 #: A cause explains at least this part of its effect.
 EXPLAINS = 0.5
 MOST_EXPLAINED = 1.5
-#: A core that other programs share with it takes a little longer for the same work: 0.2 to 0.4
-#: times, measured for equal ranks beside two endless loops on two cores.
-MORE_WORK, MORE_ON_BUSY_HOST = 0.3, 0.6
+#: Equal work takes some processes up to 1.4 times as long as others: by the pages of memory that
+#: they have got (measured for small convolutions of torch; it stays with the process on any core),
+#: or by a core that other programs use too. What takes longer than this is more work.
+MORE_WORK = 0.6
 #: A line is a rank's own, if it spends this many times more there than a rank that is as slow.
 ALONE = 4.0
 #: A look that comes later than this part of what it explains may have missed it: short work has
@@ -164,15 +165,18 @@ def waiting(loop: Loop) -> list[Verdict]:
     if ready is None or not _beyond_clocks(loop, late):
         return []
     if late >= WAIT_SHARE and late >= DOMINATES * loop.late[second]:
+        more = loop.computes(first) / max(1e-9, _others_compute(loop, first))
         # The delay of a rank without a core is at most the time for which its threads had none.
-        own_work = _works_alone(loop, first) or _works_more(loop, first)
+        # It is slower at all lines, and at some of them much more.
+        own_work = _longer_at_a_line(loop, first, ALONE * more) or _works_more(loop, first)
         if ready > EXPLAINS * late and not own_work:
             return _without_core(loop, first)
         if not _computes_longer(loop, first):
             return []
         waits = [one.waits_in_steps(first) for rank, one in loop.ranks.items() if rank != first]
         slow = max(map(median, waits)) >= USUAL_WAIT
-        return _rarely_late(loop, first) or ([_straggler(loop, first)] if slow else [])
+        longer = more >= 1 + MORE_WORK or _longer_at_a_line(loop, first, 1 + MORE_WORK)
+        return _rarely_late(loop, first) or ([_straggler(loop, first)] if slow and longer else [])
     return _several_slow(loop) or _by_turns(loop, loop.late[second])
 
 
@@ -204,28 +208,21 @@ def _works_more(loop: Loop, rank: int, than: Sequence[int] = ()) -> bool:
     more = own.run / own.at - most
     # With the time for which the main thread had no core for this work.
     explains = more * (1 + own.main_ready / own.run) >= EXPLAINS * loop.late[rank]
-    there = next(ranks for ranks in loop.by_host().values() if rank in ranks)
-    left = loop.left_to_ranks(there)
-    is_busy = left is not None and left < OWN_CORES
-    return explains and more >= (MORE_ON_BUSY_HOST if is_busy else MORE_WORK) * most
+    return explains and more >= MORE_WORK * most
 
 
-def _works_alone(loop: Loop, rank: int) -> bool:
-    """Whether a line at which the others do next to nothing explains what a rank computes more.
-
-    A missing core makes a rank slower at all lines, and some of them much more than others.
-    """
+def _longer_at_a_line(loop: Loop, rank: int, times: float) -> bool:
+    """Whether a line that takes it so many ``times`` as long as others explains its delay."""
     others = [one.lines for other, one in loop.ranks.items() if other != rank]
     looked = loop.ranks[rank].looked
-    extra, usual = loop.computes(rank), _others_compute(loop, rank)
-    if looked is None or None in others or not usual:
+    if looked is None or None in others:
         return False
-    slower, least = extra / usual, EXPLAINS * (extra - usual) / loop.step
-    in_time = loop.ranks[rank].spent(lambda one: one.late <= IN_TIME * (extra - usual))
-    for path, share in in_time.items():
-        other = slower * fmean(one.get(path, 0.0) for one in others if one is not None)
+    extra = loop.computes(rank) - _others_compute(loop, rank)
+    least = EXPLAINS * extra / loop.step
+    for path, share in loop.ranks[rank].spent(lambda one: one.late <= IN_TIME * extra).items():
+        other = fmean(one.get(path, 0.0) for one in others if one is not None)
         error = sqrt(max(0.0, share * (1 - share)) / len(looked))
-        if path and share - SURE * error >= ALONE * other and share - other >= least:
+        if path and share - SURE * error >= times * other and share - other >= least:
             return True
     return False
 
@@ -313,10 +310,13 @@ def _several_slow(loop: Loop) -> list[Verdict]:
         for rank, one in loop.ranks.items()
         if rank in fast
     }
-    late, extra = fmean(waits.values()), least[at] - loop.computes(fast[-1])
+    late, most = fmean(waits.values()), loop.computes(fast[-1])
+    extra = least[at] - most
     usual = min(median(loop.ranks[rank].waits_in_steps(*slow)) for rank in fast)
     ready = [loop.ready(rank) for rank in slow]
-    if late < WAIT_SHARE or usual < USUAL_WAIT or extra < EXPLAINS * late * loop.step:
+    if late < WAIT_SHARE or usual < USUAL_WAIT:
+        return []
+    if extra < max(MORE_WORK * most, EXPLAINS * late * loop.step):
         return []
     if not all(
         share is not None and (share <= EXPLAINS * late or _works_more(loop, rank, fast))
