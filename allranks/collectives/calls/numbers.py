@@ -127,12 +127,17 @@ def is_looked_at(own: RankState, op: ReduceOp, dtype: Any, nbytes: int) -> bool:
 
 def looking(own: RankState, group: int, move: Callable[..., Any]) -> Callable[..., Any]:
     """Returns a transport's move of an array that looks at its numbers first."""
+    # Of the cell before: a look into the dictionary takes 0.25 µs after 1 MB has passed the caches.
+    last: InputNumbers | None = None
+    calls = LookedAt()
 
     # Most calls end here: a method for all of it would take 0.1 µs more, and so would options.
     def look(call: Call, source: Array, reduction: Arithmetic, out: Array | None = None) -> Any:
+        nonlocal last, calls
         numbers: InputNumbers | None = own.numbers
         if numbers is not None:
-            calls = numbers.groups[group]
+            if numbers is not last:
+                last, calls = numbers, numbers.groups[group]
             number = calls.number = calls.number + 1
             item = source.item
             total = item(0) + item(source.size >> 1) + item(-1)
