@@ -222,7 +222,7 @@ class CellRunner:
             self._hear_no_more()
             _untraced()
         if prepare is None:  # else it is a member's, whose names end with it
-            self.replaced_names = self._given.end(shown_name(exceptions.cell_file))
+            self.replaced_names = self._given.end(exceptions.cell_file)
         if error is not None:
             error = self._as_raised(error)
         if features.failure is not None:
