@@ -548,7 +548,8 @@ class Connection:
         another thread than the main one. A rank that has died is not waited for. ``tell`` gets a
         line if it takes long, and what ranks say meanwhile.
         """
-        holding = self.hooks.holding()
+        if not (holding := self.hooks.holding()):
+            return
         if deaf := self.unanswered(ranks, given_up=True):
             which = label(sorted(deaf.values()))
             tell(f"{which} must first answer {holding[0].holds_cells}, which was interrupted")

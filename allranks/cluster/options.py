@@ -11,6 +11,7 @@ import shlex
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from functools import cached_property
 from keyword import iskeyword
 from operator import index
 from typing import Any, TypeVar
@@ -184,7 +185,7 @@ class StartOption:
     choices: tuple[str, ...]
     help: str
 
-    @property
+    @cached_property
     def field(self) -> str:
         return f"start_{self.name}"
 
@@ -203,7 +204,7 @@ class CellOption:
     arguments: Mapping[str, Any]
     prepares: bool = False
 
-    @property
+    @cached_property
     def field(self) -> str:
         return f"cell_{self.name}"
 

@@ -34,8 +34,7 @@ from allranks.collectives import world
 from allranks.collectives.calls.rank_state import FINISHED, INTERRUPTED
 from allranks.collectives.calls.sites import shown_name
 from allranks.collectives.world import World
-from allranks.engine.cell_names import CellNames, show_numbers
-from allranks.engine.cell_source import search_only_where_needed
+from allranks.engine.cell_source import CellNames, search_only_where_needed, show_numbers
 from allranks.engine.exceptions import (
     Exceptions,
     has_succeeded,
@@ -222,7 +221,7 @@ class CellRunner:
             self._hear_no_more()
             _untraced()
         if prepare is None:  # else it is a member's, whose names end with it
-            self.replaced_names = self._given.end(shown_name(exceptions.cell_file))
+            self.replaced_names = self._given.end(exceptions.cell_file)
         if error is not None:
             error = self._as_raised(error)
         if features.failure is not None:

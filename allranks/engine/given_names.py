@@ -8,6 +8,7 @@ from operator import is_
 from types import CodeType, FunctionType, MethodType, TracebackType
 from typing import Any
 
+from allranks.collectives.calls.sites import shown_name
 from allranks.engine.namespace import OPERATIONS, PLACE
 from allranks.engine.saved_names import is_same
 
@@ -38,8 +39,8 @@ class GivenNames:
         # Values that were pushed between two cells are no cell's doing.
         self._before = [*map(self._names.get, self._given)]
 
-    def end(self, cell: str) -> list[str]:
-        """Returns the names that ``cell``, as ``In[3]``, has replaced."""
+    def end(self, file: str) -> list[str]:
+        """Returns the names that a cell has replaced; ``file`` is the file name of its code."""
         after = [*map(self._names.get, self._given)]
         if all(map(is_, after, self._before)):  # as after nearly every cell
             return []
@@ -48,7 +49,7 @@ class GivenNames:
             if value is before or name not in self._names:
                 continue
             if not _is_ours(name, value, self._given[name]):
-                self._replaced[name] = value, cell
+                self._replaced[name] = value, shown_name(file)
                 found.append(name)
         return found
 

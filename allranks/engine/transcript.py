@@ -26,8 +26,8 @@ Entry = list[Any]
 _CHUNK_NBYTES = 1 << 20
 _SPANS_A_BATCH = 2000
 _STANDARD = ("standard input", "standard output", "standard error")
-_TAIL_SHARE = 4  # a quarter of a cell's screen budget is kept for its last lines
-_DISPLAYS_A_CELL = 64
+TAIL_SHARE = 4  # a quarter of a cell's screen budget is kept for its last lines
+DISPLAYS_A_CELL = 64
 #: For the displays of a cell and rank: some 50 figures, or a page with its own scripts.
 DISPLAYS_NBYTES = 8 << 20
 #: A clear leaves these.
@@ -81,8 +81,8 @@ class Transcript:
             return False
 
     def _begin(self, limit_nbytes: int) -> None:
-        self._head_left = limit_nbytes - limit_nbytes // _TAIL_SHARE
-        self._tail_nbytes = limit_nbytes // _TAIL_SHARE
+        self._head_left = limit_nbytes - limit_nbytes // TAIL_SHARE
+        self._tail_nbytes = limit_nbytes // TAIL_SHARE
         self.limit_nbytes = limit_nbytes
         self._displays_hidden = 0
         self._clears_next = False
@@ -103,7 +103,7 @@ class Transcript:
         return entries
 
     def _begin_displays(self) -> None:
-        self._displays_left = _DISPLAYS_A_CELL
+        self._displays_left = DISPLAYS_A_CELL
         self._displays_nbytes_left = DISPLAYS_NBYTES
         #: The size of each display that may be updated.
         self._named: dict[str | None, int] = {}
@@ -181,7 +181,7 @@ class Transcript:
 
     def note(self, text: str) -> None:
         # Once in a cell, and at most one for each display.
-        if text not in self._notes and len(self._notes) < _DISPLAYS_A_CELL:
+        if text not in self._notes and len(self._notes) < DISPLAYS_A_CELL:
             self._notes.add(text)
             self.place(["notice", text])
 
@@ -281,7 +281,7 @@ class Transcript:
             self._show(start, end, entries)
             self._skipped_from = None
         if self._displays_hidden:
-            most = f"{_DISPLAYS_A_CELL} and {DISPLAYS_NBYTES / 1e6:.1f} MB a cell and rank"
+            most = f"{DISPLAYS_A_CELL} and {DISPLAYS_NBYTES / 1e6:.1f} MB a cell and rank"
             more = f"{self._displays_hidden} more displays are not shown: at most {most}"
             entries.append(["notice", more])
             self._displays_hidden = 0

@@ -44,19 +44,3 @@ HOROVOD_512 = (
     Scaling("ResNet-101", 119.4, 44_707_176, 512, 128, 0.90),
     Scaling("VGG-16", 130.9, 138_357_544, 512, 128, 0.68),
 )
-
-# 16 GPUs, four a server, RDMA, allreduce on the GPU with NCCL.
-#
-# Source: the table in Horovod's README up to pull request #44 (October 2017). It does not name the
-# network card; 25 Gb/s is taken from the larger run.
-HOROVOD_16 = (
-    Scaling("Inception V3", 134.4, 23_851_784, 16, 4, 2022.6 / 134.4 / 16),
-    Scaling("ResNet-101", 119.4, 44_707_176, 16, 4, 1746.2 / 119.4 / 16),
-    Scaling("VGG-16", 130.9, 138_357_544, 16, 4, 1787.4 / 130.9 / 16),
-)
-
-# 8 H100 of one host, large arrays, allreduce with NVLink SHARP. Source: nccl-tests #290.
-H100_BUSBW_GBPS = 476.0
-
-# The same with NCCL_ALGO=RING, 2 to 8 GPUs, 2 to 4 GiB. Source: nccl #1455.
-H100_RING_BUSBW_GBPS = (365.0, 370.0)

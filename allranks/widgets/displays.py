@@ -584,6 +584,10 @@ def rewrite_line(text: str, end: str = "") -> None:
         pass  # there is no such stream, or it is closed
 
 
+#: A display cannot be taken away, and nbconvert warns of one that has no data.
+NOTHING = {"text/html": "", "text/plain": ""}
+
+
 class ProgressLine:
     """A bar that disappears at the end; ``since`` is the begin, by ``time.monotonic()``."""
 
@@ -607,7 +611,6 @@ class ProgressLine:
         if not self._drawn:
             return
         if self._where == NOTEBOOK:
-            # A display cannot be taken away, and nbconvert warns of one that has no data.
-            self._shown.show({"text/html": "", "text/plain": ""})
+            self._shown.show(NOTHING)
         elif self._where == TERMINAL:
             rewrite_line("")

@@ -156,9 +156,6 @@ class NotebookView(TextView):
         # At the next refresh: before a cell, and where it does not begin, no other one follows.
         self._next_refresh = 0.0
 
-    def name_cause(self, text: str) -> None:
-        """Does nothing: there is no panel, and a line below the cell names it."""
-
     def say(self, text: str) -> None:
         """Shows a line of no rank; at the end these lines stand above the output."""
         self._flush()

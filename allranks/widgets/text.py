@@ -425,6 +425,9 @@ class TextView:
 
     def left(self, rank: int, status: str) -> None: ...
 
+    def name_cause(self, text: str) -> None:
+        """Does nothing: there is no panel, and a line below the cell names it."""
+
     def _as_text(self, rank: int, entry: list[Any]) -> tuple[str, str] | None:
         # The kind of line and the text of an entry of a rank's output; None for displays.
         kind, *rest = entry
@@ -511,9 +514,6 @@ class TerminalView(TextView):
     def notice(self, text: str) -> None:
         self._print()
         self.write(for_screen(f"· {text}"))
-
-    def name_cause(self, text: str) -> None:
-        """Does nothing: there is no panel, and a line below the cell names it."""
 
     def say(self, text: str) -> None:
         self.notice(text)

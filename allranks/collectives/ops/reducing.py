@@ -380,16 +380,14 @@ def _output(kind: str, arrays: Sequence[Any], out: Any) -> GivenArray:
 
 def op_of(kind: str, op: Any) -> ReduceOp:
     """The reduction for an argument ``op``; `UsageError` if it is none."""
-    if isinstance(op, bool):
-        # The second argument of Horovod is `average`: True would be Sum here, and False Average.
-        raise UsageError(
-            f"{kind} expected op Sum, Average, Min, Max or Product, found {op}. "
-            f"Type: {kind}(x, op={'Average' if op else 'Sum'})"
-        )
     found = reduction_of(op)
     if found is not None:
         return found
-    meant = str(op if isinstance(op, str) else getattr(op, "__name__", "")).lower()
+    if isinstance(op, bool):
+        # The second argument of Horovod is `average`: True would be Sum here, and False Average.
+        meant = "average" if op else "sum"
+    else:
+        meant = str(op if isinstance(op, str) else getattr(op, "__name__", "")).lower()
     raise UsageError(
         f"{kind} expected op Sum, Average, Min, Max or Product, found {op!r:.60}. "
         f"Type: {kind}(x, op={_SYNONYMS.get(meant, 'Sum')})"

@@ -43,6 +43,7 @@ class SharedSession(Session):
 
     def __init__(self, hooks: NotebookHooks) -> None:
         super().__init__(hooks)
+        self._own = ownership.of(hooks)
         self._stays = 0.0
         #: That of the ranks for which other notebooks may ask: each start makes another one.
         self._offered: WatcherFeed | None = None
@@ -53,8 +54,7 @@ class SharedSession(Session):
     def cluster(self, options: ClusterOptions = NOTHING) -> Cluster:
         found = super().cluster(options)
         # An ensemble, or a program by `ranks`, may have started them again meanwhile.
-        feed = ownership.of(self.hooks).feed
-        if feed is not self._offered and not found.roster.busy:
+        if self._own.feed is not self._offered and not found.roster.busy:
             self._have(found)
         return found
 
@@ -68,7 +68,7 @@ class SharedSession(Session):
 
     def _have(self, cluster: Cluster) -> None:
         super()._have(cluster)
-        self._offer(cluster)
+        self._offer()
         if self._stays:
             try:
                 ownership.stay(cluster.cells, self._stays, self._memo())
@@ -185,7 +185,7 @@ class SharedSession(Session):
         if joined is not None and not joined.guest:
             self.forget_shared()
         since = time.strftime("%H:%M", time.localtime(found.began))
-        seconds = ownership.of(self.hooks).stays
+        seconds = self._own.stays
         stays = (
             f"When this notebook's kernel ends, they keep running for {as_time(seconds)}"
             if seconds
@@ -227,7 +227,7 @@ class SharedSession(Session):
             raise
         if self._is_here(asked):
             self._last_size = cluster.size
-        self._offer(cluster)
+        self._offer()
         return cluster, left
 
     @property
@@ -239,9 +239,9 @@ class SharedSession(Session):
         found = sessions.visit(joined.folder)
         return found is not None and bool(found.watchers)
 
-    def _offer(self, cluster: Cluster) -> None:
-        # Other notebooks may ask for these ranks, if this one's kernel can answer.
-        feed = self._offered = ownership.of(self.hooks).feed
+    def _offer(self) -> None:
+        # Other notebooks may ask for the ranks, if this one's kernel can answer.
+        feed = self._offered = self._own.feed
         try:
             loop = asyncio.get_running_loop()
         except RuntimeError:

@@ -260,9 +260,7 @@ class EnsembleRunner:
         for rank in slot.ranks:
             self.view.figures.tiles.works_on(rank, member)
 
-    def _take(
-        self, crew: MemberSlots, slot: Slot, record: CellRecord, payloads: list[bytes]
-    ) -> None:
+    def _take(self, slot: Slot, record: CellRecord, payloads: list[bytes]) -> None:
         attempt = self._attempts.get(slot.cell)
         if attempt is None:
             return  # its ranks have been killed

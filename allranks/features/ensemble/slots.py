@@ -52,7 +52,7 @@ class MemberSlots:
             for first in range(0, ranks.size, ranks_each)
         ]
         #: Called with the records of a slot's ranks about their member.
-        self.deliver: Callable[[MemberSlots, Slot, CellRecord, list[bytes]], None] = lambda *_: None
+        self.deliver: Callable[[Slot, CellRecord, list[bytes]], None] = lambda *_: None
 
     def running(self, member: int | None) -> Slot | None:
         """Returns the slot of a member; for None, a free one."""
@@ -103,7 +103,7 @@ class MemberSlots:
                 if isinstance(record, Reply):
                     slot.state.apply(record)
                     slot.epoch.note(slot.state.replies.values())
-                self.deliver(self, slot, record, payloads)
+                self.deliver(slot, record, payloads)
                 return True
         return False
 

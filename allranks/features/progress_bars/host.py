@@ -1,16 +1,58 @@
-"""For libraries that are preloaded, before the ranks are forked."""
+"""Has ``tqdm.auto`` and rich draw text bars, in place of widgets.
+
+In the host agent: the ranks are forked from it, and modules may be preloaded before.
+"""
 
 from __future__ import annotations
 
+import os
+import sys
+from types import ModuleType
+from typing import Any
+
 from allranks.engine.host.features import HostContext, HostFeature
-from allranks.features.progress_bars.text_bars import show_progress_as_text
+from allranks.post_import import PostImportHook
+
+_TQDM_CHOICE = "tqdm.autonotebook"
 
 
-class PreloadedBars(HostFeature):
-    """Draws text in the host agent, from which the ranks are forked."""
+def _choose_text(tqdm: Any) -> None:
+    # In place of the module in which tqdm decides whether it draws a widget.
+    chosen: Any = ModuleType(_TQDM_CHOICE)
+    sys.modules[_TQDM_CHOICE] = tqdm.autonotebook = chosen
+    chosen.tqdm, chosen.trange = tqdm.std.tqdm, tqdm.std.trange
+
+
+_tqdm = PostImportHook(["tqdm"], _choose_text)
+
+
+def _draw_as_in_a_terminal(progress: Any) -> None:
+    from rich.console import Console
+
+    # TERM of the kernel's environment describes a terminal in which the bars are not drawn.
+    console = Console(
+        force_jupyter=False,
+        force_terminal=True,
+        color_system="standard",
+        width=80,
+        _environ={**os.environ, "TERM": "xterm"},
+    )
+    progress.get_console = lambda: console
+
+
+_rich = PostImportHook(["rich.progress"], _draw_as_in_a_terminal)
+
+
+class TextBars(HostFeature):
+    """Has libraries draw text bars that are imported from now on.
+
+    Equal lines of several ranks are folded, and text is saved with the notebook. ``tqdm.notebook``
+    still is a widget on each rank.
+    """
 
     def started(self, host: HostContext) -> None:
-        show_progress_as_text()
+        _rich.install()
+        _tqdm.install()
 
 
-FEATURE = PreloadedBars
+FEATURE = TextBars

@@ -101,7 +101,7 @@ def _merged(
     waiting = {
         rank
         for rank, phase in ended.items()
-        if phase.report["outcome"] != "passed" and _waits(test, when, rank, phase)
+        if phase.report["outcome"] != "passed" and _waits(test, rank, phase)
     }
     kinds = {rank: _kind(phase) for rank, phase in ended.items() if rank not in waiting}
     failed = [rank for rank, kind in kinds.items() if kind == "failed"]
@@ -112,7 +112,7 @@ def _merged(
     if failed or (waiting and not kinds.keys() - {r for r in kinds if kinds[r] == "passed"}):
         among = failed or sorted(waiting)
         cause = test.first if test.first in among else among[0]
-        return _of_cause(item, test, when, ended, cause, waiting)
+        return _of_cause(item, test, ended, cause, waiting)
     if len(set(kinds.values())) == 1 and not (waiting and "skipped" in kinds.values()):
         return _same(ended, next(iter(kinds)), kinds)
     text = _differences(ended, kinds, waiting)
@@ -120,7 +120,7 @@ def _merged(
     return _with_sections(data, ended, list(ended))
 
 
-def _waits(test: RanksOfTest, when: str, rank: int, phase: Phase) -> bool:
+def _waits(test: RanksOfTest, rank: int, phase: Phase) -> bool:
     # Libraries raise errors of their own when allranks ends a wait in them.
     report = test.reports.get(rank)
     return phase.waiting or (report is not None and report.waiting)
@@ -158,7 +158,6 @@ def _data(config: pytest.Config, report: pytest.TestReport) -> dict[str, Any]:
 def _of_cause(
     item: pytest.Item,
     test: RanksOfTest,
-    when: str,
     ended: Mapping[int, Phase],
     cause: int,
     waiting: set[int],

@@ -8,12 +8,10 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from allranks.engine.transcript import DISPLAYS_NBYTES, Transcript
+from allranks.engine.transcript import DISPLAYS_A_CELL, DISPLAYS_NBYTES, TAIL_SHARE, Transcript
 
 Entry = list[Any]
 
-_TAIL_SHARE = 4
-_DISPLAYS_A_CELL = 64
 _LOG_NBYTES, _LOGS_NBYTES = 100 * 10**6, 2 * 10**9
 """A longer log of one rank begins again, and so does its share of what all logs may have."""
 _UNWRITTEN_NBYTES = 16 << 10
@@ -31,7 +29,7 @@ class RankOutput:
         self.limit_nbytes = limit_nbytes
         self._lock = threading.RLock()
         self._entries: list[Entry] = []
-        self._head_left = limit_nbytes - limit_nbytes // _TAIL_SHARE
+        self._head_left = limit_nbytes - limit_nbytes // TAIL_SHARE
         self._shown: list[str] = []
         """The text of the screen, for the log, as long as there is no log."""
         self._tail: list[str] = []
@@ -82,7 +80,7 @@ class RankOutput:
         self._unwritten_nbytes = 0
 
     def _cut_tail(self) -> None:
-        keep, tail = self.limit_nbytes // _TAIL_SHARE, "".join(self._tail)
+        keep, tail = self.limit_nbytes // TAIL_SHARE, "".join(self._tail)
         cut = tail.find("\n", max(0, len(tail) - keep)) + 1 or len(tail) - keep
         hidden, self._tail, self._tail_size = tail[:cut], [tail[cut:]], len(tail) - cut
         self._hidden_nbytes += len(hidden)
@@ -92,8 +90,8 @@ class RankOutput:
         """Adds a display, as `Transcript.place`."""
         with self._lock:
             new = entry[0] in ("display", "result")
-            if self._displays + new > _DISPLAYS_A_CELL:
-                return self.note(f"more than {_DISPLAYS_A_CELL} displays are not shown")
+            if self._displays + new > DISPLAYS_A_CELL:
+                return self.note(f"more than {DISPLAYS_A_CELL} displays are not shown")
             if self._displays_nbytes + nbytes > DISPLAYS_NBYTES:
                 return self.note(f"displays beyond {DISPLAYS_NBYTES / 1e6:.1f} MB are not shown")
             self._displays += new
@@ -119,7 +117,7 @@ class RankOutput:
                 self._flush_log()
             entries, self._entries = self._entries, []
             if final and self._tail:
-                if self._tail_size > self.limit_nbytes // _TAIL_SHARE:
+                if self._tail_size > self.limit_nbytes // TAIL_SHARE:
                     self._cut_tail()
                 if self._hidden_nbytes:
                     entries.append(["hidden", self._hidden_lines, self._hidden_nbytes])

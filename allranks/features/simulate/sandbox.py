@@ -90,7 +90,7 @@ class SimulateCommands:
 class Space:
     """A simulated rank between cells: its variables, and its state of libraries."""
 
-    def __init__(self, size: int, rank: int, hosts: tuple[int, ...], shared: SharedState) -> None:
+    def __init__(self, rank: int, hosts: tuple[int, ...], shared: SharedState) -> None:
         self.world = SimulatedWorld(rank, hosts, shared)
         self.world.journal = Silent()  # type: ignore[assignment]
         self.world.mpi = types.SimpleNamespace(user=WORLD, lost_by=lambda error: None)  # type: ignore[assignment]
@@ -118,7 +118,7 @@ class Ranks:
         self.shared = SharedState()
         hosts = network.hosts(size)
         self.hosts = hosts
-        self.spaces = [Space(size, rank, hosts, self.shared) for rank in range(size)]
+        self.spaces = [Space(rank, hosts, self.shared) for rank in range(size)]
         self.epoch = 0
         self.names: dict[str, Any] = {}
         self.mail: Any = None

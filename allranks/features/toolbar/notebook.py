@@ -65,9 +65,9 @@ class Toolbar(AskingFeature):
         super().started(cluster)
         self.starting = cluster.size
         self._ended.clear()
-        cluster.listeners.append(self._hear)
         self.in_cells = getattr(get_ipython(), "kernel", None) is not None
         if self.in_cells:
+            cluster.listeners.append(self._hear)
             _open_comm()
             # Not asked for: the page may learn only by this message that the kernel has the comm.
             if _of_notebook() is self and cluster.starts_ranks:

@@ -19,7 +19,7 @@ from allranks.widgets.dashboard.plot import (
     plot_of,
 )
 from allranks.widgets.dashboard.tables import labels, seconds
-from allranks.widgets.dashboard.timings import TRANSFER, WAITING, RankRow, RankTime
+from allranks.widgets.dashboard.timings import MOST_RANKS, TRANSFER, WAITING, RankRow, RankTime
 from allranks.widgets.palette import DASHES, KINDS, RANKS, TIME
 
 #: A picture has paper of its own: no grey can be read on white and on black.
@@ -235,13 +235,12 @@ _STRIP, _GAP, _BAR, _STRIP_RIGHT, _STRIP_BOTTOM = 560, 16, 170, 56, 18
 _STEP, _LOW_STEP = 20, 7
 #: Columns of a strip, and of a strip among very many ranks.
 _COLUMNS, _FEW_COLUMNS = 140, 48
-_MOST_RANKS = 128
 #: A wait that is as wide as this has room for the rank that was waited for.
 _NUMBER_WIDTH = 16
 
 
 def draw_strips(times: Sequence[RankTime]) -> str:
-    times = times[:_MOST_RANKS]
+    times = times[:MOST_RANKS]
     step = _STEP if len(times) <= MANY else _LOW_STEP
     height = _TOP + step * len(times) + _STRIP_BOTTOM
     longest = max((time.seconds for time in times), default=0.0) or 1.0

@@ -32,7 +32,7 @@ from allranks.widgets.dashboard.saved_panel import (
     with_panel,
 )
 from allranks.widgets.dashboard.tables import timings_page
-from allranks.widgets.displays import VIEW, ProgressLine, bar_data, make_widget
+from allranks.widgets.displays import NOTHING, VIEW, ProgressLine, bar_data, make_widget
 from allranks.widgets.notebook import NotebookView
 from allranks.widgets.text import NOTEBOOK, Data, TerminalView, front_end
 
@@ -348,8 +348,6 @@ class LivePanel:
 
 #: A cell with hidden output that runs for longer than this has a panel, to search the output.
 _MUCH_TEXT_SECONDS = 1.0
-#: A display cannot be taken away, and nbconvert warns of one that has no data.
-_NOTHING = {"text/html": "", "text/plain": ""}
 
 
 class Dashboard(NotebookView):
@@ -405,7 +403,7 @@ class Dashboard(NotebookView):
         if self._live.shown or self._full or self._much or self.figures.worth_showing():
             self._live.leave(self, partial(bundle, self.figures))
         elif self._with_imports:
-            self.show_panel(_NOTHING)
+            self.show_panel(NOTHING)
         super().finish()
         self._live.close()
 
@@ -421,7 +419,7 @@ class Dashboard(NotebookView):
             self._with_imports = True
             self.show_panel(bar_data(*line, ""))
         elif self._with_imports:
-            self.show_panel(_NOTHING)
+            self.show_panel(NOTHING)
 
 
 class TerminalDashboard(TerminalView):

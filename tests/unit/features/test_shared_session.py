@@ -3,6 +3,7 @@
 import asyncio
 import socket
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -14,20 +15,20 @@ from allranks.features.attach.notebook import NotebookAttach
 from allranks.features.attach.sharing import WatcherFeed
 
 
-def stopped() -> str:
-    said: str = NotebookHooks([NotebookAttach]).command("session", NotebookHooks(())).stop()
-    return said
+def new_session() -> Any:
+    hooks = NotebookHooks([NotebookAttach])
+    return hooks.command("session", hooks)
 
 
 def test_a_stop_without_ranks_names_those_that_are_detached(monkeypatch):
     detached = SimpleNamespace(holder=0, size=4, name="7f3a9c21")
     monkeypatch.setattr(sessions, "running", lambda *_: [detached])
-    assert stopped() == (
+    assert new_session().stop() == (
         "No ranks are running. Earlier ones are detached: ranks 0–3 of 7f3a9c21. "
         "To list them: %distributed clusters"
     )
     monkeypatch.setattr(sessions, "running", lambda *_: [])
-    assert stopped() == "No ranks are running."
+    assert new_session().stop() == "No ranks are running."
 
 
 def test_attach_takes_one_word():
@@ -36,11 +37,11 @@ def test_attach_takes_one_word():
 
 
 def test_another_notebook_is_refused_the_ranks_of_a_program_whose_event_loop_has_ended():
-    session = NotebookHooks([NotebookAttach]).command("session", NotebookHooks([NotebookAttach]))
+    session = new_session()
     feed = ownership.of(session.hooks).feed = WatcherFeed()
 
     async def offer() -> None:
-        session._offer(SimpleNamespace())
+        session._offer()
 
     asyncio.run(offer())
     asks, asked = socket.socketpair()
@@ -66,7 +67,7 @@ def test_ranks_are_left_to_others_where_an_interrupt_comes_just_after_an_attach(
     monkeypatch.setattr(sessions, "AttachedHostAgent", Taken)
     monkeypatch.setattr(ownership, "attach", lambda cells, taken, tell: None)
     monkeypatch.setattr(ownership, "detach", left.append)
-    session = NotebookHooks([NotebookAttach]).command("session", NotebookHooks([NotebookAttach]))
+    session = new_session()
     session._make = lambda asked: SimpleNamespace(cells="ranks", state="running", roster=roster)
     with pytest.raises(KeyboardInterrupt):
         session._attach_to(SimpleNamespace())
@@ -75,7 +76,7 @@ def test_ranks_are_left_to_others_where_an_interrupt_comes_just_after_an_attach(
 
 
 def test_ranks_that_were_started_again_stay_and_are_shared_as_those_before(monkeypatch):
-    session = NotebookHooks([NotebookAttach]).command("session", NotebookHooks([NotebookAttach]))
+    session = new_session()
     own, stayed = ownership.of(session.hooks), []
     monkeypatch.setattr(ownership, "stay", lambda cells, seconds, memo: stayed.append(seconds))
     cells = SimpleNamespace(is_up=lambda tell: True, news=[])

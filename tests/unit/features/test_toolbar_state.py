@@ -42,6 +42,8 @@ def page(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(cluster, "running", lambda: ranks)
     monkeypatch.setattr(notebook, "_of_notebook", lambda: toolbar)
     monkeypatch.setattr(notebook, "_send", sent.append)
+    monkeypatch.setattr(notebook, "_open_comm", lambda: None)
+    monkeypatch.setattr(notebook, "get_ipython", lambda: SimpleNamespace(kernel=object()))
     toolbar.started(context)
 
     def state(*states: str | Activity) -> dict[str, Any]:
@@ -68,6 +70,12 @@ def test_a_rank_that_died_beside_cells_is_dead_and_not_silent(page: Any) -> None
     page.ranks.roster.replacing = "off"
     (_, row) = page.state("idle")["rows"]
     assert row["detail"].endswith("3: the next cell of the ranks starts all of them again")
+
+
+def test_ranks_are_not_asked_after_a_death_where_no_page_can_show_it() -> None:
+    context = ClusterContext(2, lambda *_: None, False)
+    Toolbar().started(context)
+    assert context.listeners == []
 
 
 def test_a_process_that_has_taken_the_place_of_a_dead_one_is_not_dead(page: Any) -> None:
