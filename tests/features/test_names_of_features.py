@@ -13,8 +13,6 @@ REASONS = {
     "cluster/doctor.py": "reports which libraries are installed",
     "cluster/launchers/slurm.py": "reads ipyparallel's settings of Slurm",
     "cluster/options.py": "--preload names the package to install",
-    "cluster/script.py": "allranks.run has the arguments of horovod.run",
-    "collectives/__init__.py": "the operations are MPI's and Horovod's",
     "collectives/arrays/libraries.py": "arrays of each library are arguments of collectives",
     "collectives/arrays/reductions.py": "the reductions have Horovod's numbers",
     "collectives/arrays/torch_memory.py": "as arrays/libraries.py",
