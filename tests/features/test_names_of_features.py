@@ -18,9 +18,7 @@ REASONS = {
     "collectives/arrays/torch_memory.py": "as arrays/libraries.py",
     "collectives/gpu/dlpack.py": "as arrays/libraries.py, on a GPU",
     "collectives/ops/buffers.py": "as arrays/libraries.py, in buffers of MPI",
-    "collectives/ops/outputs.py": "as arrays/libraries.py, for the argument out",
-    "collectives/ops/reducing.py": "describes that argument",
-    "collectives/ops/sameness.py": "models and optimizers of each library are its arguments",
+    "collectives/ops/reducing.py": "refuses Horovod's argument average, in the place of op",
     "collectives/start/rendezvous.py": "scripts under mpiexec load no features",
     "engine/libraries.py": "the same settings for ranks of notebooks and of scripts",
 }
