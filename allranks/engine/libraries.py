@@ -198,7 +198,7 @@ def pinning(devices: Sequence[str], local: int, local_size: int) -> tuple[str, d
     uuid = devices[local % len(devices)]
     if uuid == HIDDEN:
         return "cpu", {"CUDA_VISIBLE_DEVICES": HIDDEN}
-    limits = {"TF_FORCE_GPU_ALLOW_GROWTH": "true", "JAX_LOCAL_DEVICE_IDS": "0"}
+    limits = {"TF_FORCE_GPU_ALLOW_GROWTH": "true"}
     together = len(sharers(devices, local, local_size))
     if together > 1:
         limits |= {
