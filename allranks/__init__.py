@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from allranks.cluster.calls import CapturedOutput as CapturedOutput
     from allranks.cluster.cluster import Cluster as Cluster
-    from allranks.cluster.script import run as run
+    from allranks.features.horovod_alias.run import run as run
 
 __all__ = ["CapturedOutput", "Cluster", "load_ipython_extension", "run", "unload_ipython_extension"]
 
@@ -37,7 +37,7 @@ def __getattr__(name: str) -> Any:
     if name == "widgets":
         return importlib.import_module("allranks.widgets")
     if name == "run":
-        from allranks.cluster.script import run
+        from allranks.features.horovod_alias.run import run
 
         return run
     raise AttributeError(f"module 'allranks' has no attribute {name!r}")

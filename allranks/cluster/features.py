@@ -38,12 +38,10 @@ from typing import Any
 from allranks.cluster.options import (
     CELL_OPTIONS,
     LINE_COMMANDS,
-    RUN_ARGUMENTS,
     START_OPTIONS,
     CellOption,
     ClusterOptions,
     LineCommand,
-    RunArgument,
     StartOption,
 )
 from allranks.cluster.sockets import Answers, DeliverAnswer, RecordObserver
@@ -183,8 +181,6 @@ class NotebookFeature:
     """
     line_commands: tuple[LineCommand, ...] = ()
     """Commands of ``%distributed``, which ``command`` does with the list of their words."""
-    run_arguments: tuple[RunArgument, ...] = ()
-    """Arguments of `allranks.run`."""
     panel_buttons: tuple[PanelButton, ...] = ()
     """Buttons of the panel of a cell, whose commands get a function that shows their results."""
 
@@ -409,8 +405,6 @@ def register(classes: Sequence[type[NotebookFeature]]) -> None:
     CELL_OPTIONS.update({o.name: o for kind in classes for o in kind.cell_options})
     LINE_COMMANDS.clear()
     LINE_COMMANDS.update({c.name: c for kind in classes for c in kind.line_commands})
-    RUN_ARGUMENTS.clear()
-    RUN_ARGUMENTS.update({a.name: a for kind in classes for a in kind.run_arguments})
 
 
 def loaded(shell: Any) -> None:

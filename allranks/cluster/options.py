@@ -233,20 +233,6 @@ class LineCommand:
     arguments: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
-class RunArgument:
-    """An argument of another library's function that `allranks.run` accepts.
-
-    ``refused`` is what to do instead, for one that is refused; others have no effect.
-    """
-
-    name: str
-    refused: str = ""
-
-
-RUN_ARGUMENTS: dict[str, RunArgument] = {}
-"""Those of features, by name; `allranks.cluster.features.register` sets them."""
-
 LINE_COMMANDS: dict[str, LineCommand] = {}
 """The commands of features, by name; `allranks.cluster.features.register` sets them."""
 

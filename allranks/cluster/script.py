@@ -1,4 +1,4 @@
-"""A script or a function on ranks of this machine: ``allranks run``, and ``allranks.run``."""
+"""A script on ranks of this machine: ``allranks run``."""
 
 from __future__ import annotations
 
@@ -10,17 +10,16 @@ import signal
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from html import escape
 from importlib.machinery import PathFinder
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn
+from typing import NamedTuple, NoReturn
 
-from allranks.cluster import cluster as notebook
 from allranks.cluster.cluster import Cluster
 from allranks.cluster.failures import NEXT_CELL, SHOWN_NBYTES, log_end, log_length, plain
-from allranks.cluster.options import RUN_ARGUMENTS, check_timeout
+from allranks.cluster.options import check_timeout
 from allranks.errors import (
     CellFailed,
     CellInterrupted,
@@ -34,89 +33,6 @@ from allranks.records.scripts import Script, ScriptExited
 from allranks.records.wire import Hello, Output
 from allranks.widgets.dashboard.saved_panel import page
 from allranks.widgets.dashboard.view import TerminalDashboard
-
-_HERE = ("localhost", "127.0.0.1")
-
-
-def run(
-    func: Callable[..., Any],
-    args: Sequence[Any] = (),
-    kwargs: dict[str, Any] | None = None,
-    num_proc: int | None = None,
-    *,
-    np: int | None = None,
-    hosts: str | None = None,
-    timeout: float | None = None,
-    **options: Any,
-) -> list[Any]:
-    """Calls a function on every rank and returns its results, in order of rank.
-
-    If the notebook has this number of ranks and they are idle, they call it. Otherwise ranks are
-    started for the call, and end after it.
-
-    Args:
-        func: what every rank calls, with ``args`` and ``kwargs``; it may be defined in a cell.
-        num_proc: the number of ranks; 1 by default, as in Horovod.
-        np: Horovod's older name of ``num_proc``.
-        hosts: ``localhost`` or ``localhost:4``.
-        timeout: seconds after which the ranks are interrupted.
-        options: other options of Horovod. ``start_timeout``, ``disable_cache``, ``verbose``,
-            ``use_gloo``, ``use_mpi`` and ``network_interface(s)`` change nothing; others are
-            refused.
-
-    Raises:
-        CellFailed: the function raised on at least one rank; with that rank's traceback.
-        ClusterLost: a rank died.
-        UsageError: an argument is not supported.
-
-    Source: ``horovod.run`` of Horovod 0.28.
-    """
-    _check_options(options)
-    size = _chosen_size(num_proc, np, hosts)
-    call = (func, tuple(args), dict(kwargs or {}))
-    shared = notebook.session.running if notebook.session is not None else None
-    fits = shared is not None and shared.size == size
-    if shared is not None and fits and shared.cells.is_up() and not shared.roster.busy:
-        return shared.call(*call, timeout=timeout)
-    started = Cluster(size)
-    started.roster.replacing = "off"  # no cell follows on these ranks
-    with started as fresh:
-        return fresh.call(*call, timeout=timeout)
-
-
-def _check_options(options: dict[str, Any]) -> None:
-    for name, value in options.items():
-        known = RUN_ARGUMENTS.get(name)
-        if known is not None and known.refused and value is not None:
-            raise UsageError(f"run() expected no {name}, found {value!r}: {known.refused}.")
-        if known is None:
-            raise UsageError(
-                f"run() has no argument {name!r}. Arguments of the function go in args and kwargs: "
-                "run(train, args=(0.01,), np=4)"
-            )
-
-
-def _chosen_size(num_proc: int | None, np: int | None, hosts: str | None) -> int:
-    if num_proc is not None and np is not None and num_proc != np:
-        raise UsageError(
-            f"expected one number of ranks, found num_proc={num_proc} and np={np}. Type: np={np}"
-        )
-    size = next((given for given in (num_proc, np) if given is not None), None)
-    slots = 0
-    for part in (hosts or "").split(",") if hosts else ():
-        host, _, count = part.strip().partition(":")
-        if host not in _HERE or (count and not count.isdecimal()):
-            raise UsageError(
-                f"run() starts ranks on this machine, found hosts={hosts!r}. "
-                "Type: hosts='localhost:4', or leave it out"
-            )
-        slots += int(count or 1)
-    if hosts and size is not None and size > slots:
-        raise UsageError(
-            f"expected hosts with room for {size} ranks, found hosts={hosts!r}. Leave it out."
-        )
-    return 1 if size is None else size
-
 
 _STYLE = (
     "body { font: 15px sans-serif; margin: 2em } td, th { padding: 2px 10px; text-align: right } "

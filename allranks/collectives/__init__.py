@@ -1,6 +1,6 @@
-"""MPI's and Horovod's operations on every rank of a notebook or of mpiexec. Runs in every rank.
+"""Operations of all ranks on arrays and objects, in a notebook or under mpiexec.
 
-The import loads numpy and nothing heavier; `init` starts MPI.
+Runs in every rank. The import loads numpy and nothing heavier; `init` starts MPI.
 """
 
 from typing import TYPE_CHECKING, Any

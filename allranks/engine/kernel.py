@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
+import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from ipykernel.zmqshell import ZMQInteractiveShell
 from IPython.core.profiledir import ProfileDir
+from IPython.paths import get_ipython_dir
 from traitlets.config import Config
 
 # ipykernel imports debugpy for a debugger that no front end can reach on a rank, which takes half
@@ -24,6 +27,28 @@ if "debugpy" not in sys.modules:
 
 #: After this time ZeroMQ's thread has sent an answer. Clients wait for it without a limit.
 LAST_ANSWER_SECONDS = 1.0
+
+
+def use_ipython_folder(temporary: str) -> None:
+    """Has IPython write to the folder ``temporary`` if it cannot write in the user's home.
+
+    Otherwise it would make a folder of its own, and never remove it.
+    """
+    if not _has_ipython_folder(temporary):
+        os.environ["IPYTHONDIR"] = os.path.join(temporary, "ipython")
+
+
+def _has_ipython_folder(temporary: str) -> bool:
+    """Whether IPython finds a folder for its profiles, and makes none in ``temporary`` instead."""
+    before, tempfile.tempdir = tempfile.tempdir, temporary
+    try:
+        found = get_ipython_dir()
+        ProfileDir.create_profile_dir_by_name(found)
+    except OSError:  # the disk is full, or the mode of a folder promises too much
+        return False
+    finally:
+        tempfile.tempdir = before
+    return os.path.dirname(found) != temporary
 
 
 class RankKernel(Protocol):

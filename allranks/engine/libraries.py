@@ -11,7 +11,6 @@ import importlib
 import os
 import subprocess
 import sys
-import tempfile
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
@@ -114,16 +113,13 @@ def restore_warnings() -> None:
 
 
 def keep_temporary_files_in(folder: str) -> None:
-    """Has multiprocessing write temporary files to the session's folder, and IPython if it cannot
-    write in the user's home.
+    """Has multiprocessing write temporary files to the session's folder.
 
-    The first removes them at the exit of the process, but a rank is killed. IPython never does.
+    It removes them at the exit of the process, but a rank is killed.
     """
     import multiprocessing
 
     multiprocessing.current_process()._config["tempdir"] = folder  # type: ignore[attr-defined]
-    if not _has_ipython_folder(folder):
-        os.environ["IPYTHONDIR"] = os.path.join(folder, "ipython")
 
 
 @contextmanager
@@ -141,22 +137,6 @@ def mpi_files_in(folder: str) -> Iterator[None]:
         del os.environ["TMPDIR"]
         if before is not None:
             os.environ["TMPDIR"] = before
-
-
-def _has_ipython_folder(temporary: str) -> bool:
-    """Whether IPython finds a folder for its profiles, and makes none in ``temporary`` instead."""
-    from IPython.core.profiledir import ProfileDir
-    from IPython.paths import get_ipython_dir
-
-    before, tempfile.tempdir = tempfile.tempdir, temporary
-    try:
-        found = get_ipython_dir()
-        ProfileDir.create_profile_dir_by_name(found)
-    except OSError:  # the disk is full, or the mode of a folder promises too much
-        return False
-    finally:
-        tempfile.tempdir = before
-    return os.path.dirname(found) != temporary
 
 
 def share_cores(ranks: int) -> None:
@@ -218,7 +198,7 @@ def pinning(devices: Sequence[str], local: int, local_size: int) -> tuple[str, d
     uuid = devices[local % len(devices)]
     if uuid == HIDDEN:
         return "cpu", {"CUDA_VISIBLE_DEVICES": HIDDEN}
-    limits = {"TF_FORCE_GPU_ALLOW_GROWTH": "true", "JAX_LOCAL_DEVICE_IDS": "0"}
+    limits = {"TF_FORCE_GPU_ALLOW_GROWTH": "true"}
     together = len(sharers(devices, local, local_size))
     if together > 1:
         limits |= {

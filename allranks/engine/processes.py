@@ -10,6 +10,7 @@ import glob
 import io
 import math
 import os
+import select
 import signal
 import stat
 import sys
@@ -41,7 +42,6 @@ _LIMITS = "memory.max", "memory.limit_in_bytes"
 _COUNTS = "memory.events", "memory.oom_control"
 _ANY_NUMBER = 1 << 60
 _LOOK_SECONDS, _RECENT_SECONDS = 0.4, 10.0
-_POLL_SECONDS = 0.02
 _KIB = 1024
 _TRACKER = "multiprocessing.resource_tracker"
 _COMPRESSED = {"bz2", "gzip", "lzma", "zipfile"}
@@ -148,16 +148,44 @@ def end_descendants(alone_seconds: float, agents_seconds: float) -> None:
     They have ``alone_seconds`` to end by themselves. From then on host agents have the time
     ``agents_seconds``, and trackers `limits.TRACKER_SECONDS`: see `kill_children`.
     """
-    began = time.monotonic()
-    while reap_all() and time.monotonic() < began + alone_seconds:
-        time.sleep(_POLL_SECONDS)
-    began = time.monotonic()
-    while reap_all():
-        waited = time.monotonic() - began
-        kill_children(
-            spare_trackers=waited < limits.TRACKER_SECONDS, spare_agents=waited < agents_seconds
-        )
-        time.sleep(_POLL_SECONDS)
+    with _waiting_for_children() as wait:
+        began = time.monotonic()
+        while reap_all() and (left := began + alone_seconds - time.monotonic()) > 0:
+            wait(left)
+        began = time.monotonic()
+        while reap_all():
+            waited = time.monotonic() - began
+            kill_children(
+                spare_trackers=waited < limits.TRACKER_SECONDS, spare_agents=waited < agents_seconds
+            )
+            # A process that was started meanwhile is a child once its parent, just killed, ends.
+            later = (s - waited for s in (limits.TRACKER_SECONDS, agents_seconds) if s > waited)
+            wait(min(later, default=None))
+
+
+@contextmanager
+def _waiting_for_children() -> Iterator[Callable[[float | None], None]]:
+    """Within, the function waits until a child has ended, or for a time in seconds.
+
+    In the main thread only.
+    """
+    wake, wake_writer = os.pipe()
+    os.set_blocking(wake_writer, False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    # It is inherited from the process that has started this one whether signals are blocked.
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
+    before = signal.set_wakeup_fd(wake_writer, warn_on_full_buffer=False)
+
+    def wait(seconds: float | None) -> None:
+        if select.select([wake], [], [], seconds)[0]:
+            os.read(wake, 4096)
+
+    try:
+        yield wait
+    finally:
+        signal.set_wakeup_fd(before)
+        os.close(wake)
+        os.close(wake_writer)
 
 
 def shared_memory_left() -> float:

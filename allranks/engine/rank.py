@@ -41,7 +41,13 @@ from allranks.engine.epochs import RankEpochs
 from allranks.engine.exceptions import text_of
 from allranks.engine.features import Answered, RankContext, RankFeature, RankHooks, Replies
 from allranks.engine.interrupts import ignore_interrupt, waits_for_events
-from allranks.engine.kernel import LAST_ANSWER_SECONDS, KernelStart, PlainKernel, RankKernel
+from allranks.engine.kernel import (
+    LAST_ANSWER_SECONDS,
+    KernelStart,
+    PlainKernel,
+    RankKernel,
+    use_ipython_folder,
+)
 from allranks.engine.shared_files import take_turns
 from allranks.engine.telemetry import TelemetrySender, current_line, process_metrics
 from allranks.engine.transcript import Transcript
@@ -134,6 +140,7 @@ class Rank:
             sys.path, os.environ.get(python_path.NAME, "")
         )
         libraries.keep_temporary_files_in(self._config.session_dir)
+        use_ipython_folder(self._config.session_dir)
         code_names.name_folder(self._connection["key"])
         self._features.starting()
         with (

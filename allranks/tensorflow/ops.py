@@ -11,7 +11,8 @@ import tensorflow as tf
 
 from allranks import collectives
 from allranks.collectives import Adasum, Average, ProcessSet, ReduceOp, Sum, global_process_set
-from allranks.collectives.ops.reducing import op_of, reduction_of
+from allranks.collectives.arrays.libraries import reduction_of
+from allranks.collectives.ops.reducing import op_of
 from allranks.errors import UsageError
 from allranks.tensorflow import compression as compressions
 from allranks.tensorflow.compression import TensorCompression

@@ -47,6 +47,7 @@ ANYWHERE = ""
 _ALIGNED_NBYTES = 64
 # Below this size, a copy is faster than DLPack.
 _COPIED_NBYTES = 64 << 10
+# Python reports Ctrl-C to the main thread only, so a wait in another one looks for it.
 _POLL_SECONDS = 0.05
 # How long a rank waits for a collective that the first rank has named before it is a mismatch.
 _PATIENCE_SECONDS = 60.0

@@ -13,8 +13,9 @@ SEEN = """%%distributed --view plain{options}
 import os
 print(device, os.environ.get("CUDA_VISIBLE_DEVICES"), os.environ.get("CUPY_GPU_MEMORY_LIMIT"))
 """
-FOR_TORCH = """%%distributed --view plain
-print(local_rank, local_size, os.environ["LOCAL_RANK"], os.environ["LOCAL_WORLD_SIZE"])
+FOR_LIBRARIES = """%%distributed --view plain
+names = "LOCAL_RANK", "LOCAL_WORLD_SIZE", "JAX_LOCAL_DEVICE_IDS"
+print(local_rank, local_size, *map(os.environ.get, names))
 """
 FULL = """%%distributed -r 2 --view plain
 class OutOfMemoryError(MemoryError):
@@ -50,9 +51,9 @@ def test_each_rank_is_shown_its_own_gpu(kernel):
     assert "cuda:0 FAKE GPU (GPU-0) GPU-0 None" in text
     assert "share" not in text
     # Scripts for torch take LOCAL_RANK for the number of their GPU, and each sees one: number 0.
-    text = kernel.run(FOR_TORCH).text
-    assert "0 2 0 1" in text
-    assert "1 2 0 1" in text
+    text = kernel.run(FOR_LIBRARIES).text
+    assert "0 2 0 1 0" in text
+    assert "1 2 0 1 0" in text
 
 
 def test_shared_gpus_are_said_and_limited(kernel):
@@ -115,5 +116,5 @@ def test_a_rank_whose_context_is_broken_says_so_once_and_is_replaced_with_its_va
 def test_no_gpus_wanted_are_none_seen(kernel):
     text = kernel.run(SEEN.format(options=" -n 2 --gpus none")).text
     assert "(CPU, " in text
-    assert "1 2 1 2" in kernel.run(FOR_TORCH).text
+    assert "1 2 1 2 None" in kernel.run(FOR_LIBRARIES).text
     assert "cpu -1 None" in text

@@ -576,8 +576,9 @@ def _signal(number: int, handler: Any) -> Any:
     return before
 
 
-def _set_wakeup_fd(fd: int, **_: object) -> None:
-    this_process().wakeup = fd
+def _set_wakeup_fd(fd: int, **_: object) -> int:
+    before, this_process().wakeup = this_process().wakeup, fd
+    return before
 
 
 def _raise_signal(number: int) -> None:

@@ -31,6 +31,7 @@ from allranks.records import limits
 _CONNECT_SECONDS = 30.0
 #: Dask tries again until then, also if the connection is refused.
 _DASK_SECONDS = 10.0
+#: Dask and Ray do not report that a process of an actor has ended: the actors are asked.
 _POLL_SECONDS = 0.5
 _SHOWN_LINES = 5
 #: Dask and Ray limit each of their own processes to few threads. Ranks share the host's cores.

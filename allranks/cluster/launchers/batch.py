@@ -29,6 +29,7 @@ from allranks.records.config import Invitation
 _UNKNOWN_SECONDS = 60.0
 _ASK_SECONDS = 20.0
 _CLOSE_SECONDS = 10.0
+#: The batch systems report no change of a job to the program of its user: they are asked.
 _POLL_SECONDS = 1.0
 _SHOWN_LINES = 5
 #: Runs when the kernel ends the job, and when the kernel has died.

@@ -43,6 +43,7 @@ _NODE_NAME = "SLURMD_NODENAME"
 #: Two nodes, because one of them may be this machine.
 _ASKED_NODES = 2
 _ENDING_SECONDS = 5.0
+#: As that of `BatchJob`, for a job whose last process has ended.
 _POLL_SECONDS = 0.2
 _PENDING = ("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "RESV_DEL_HOLD", "SUSPENDED")
 #: Reasons of a wait that only other options, or an administrator, can end.

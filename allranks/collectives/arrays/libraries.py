@@ -1,4 +1,4 @@
-"""Other libraries' arrays as numpy's, and back.
+"""Other libraries' arrays as numpy's, and back; results in them, and operations of theirs.
 
 None of the libraries is imported unless an array of it was passed.
 """
@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from allranks.collectives.arrays.reductions import Array, name_of
+from allranks.collectives.arrays.reductions import Array, Average, Product, ReduceOp, Sum, name_of
 from allranks.errors import MissingDependency
 
 # Made here, because a cell may replace the functions of json.
@@ -129,6 +129,70 @@ def library_of(value: Any) -> str:
         if name in _LIBRARIES:
             return name
     return ""
+
+
+WRITABLE = ("cupy", "torch")
+"""The libraries beside numpy to whose arrays a result can be written."""
+
+
+def address_of(array: Any) -> int:
+    """The address of the memory of an array of numpy or of a library in `WRITABLE`."""
+    if isinstance(array, np.ndarray):
+        return int(array.__array_interface__["data"][0])
+    return int(array.data_ptr() if library_of(array) == "torch" else array.data.ptr)
+
+
+def write(result: Any, out: Any) -> None:
+    """Copies a result to an array of its library, shape and device."""
+    if library_of(out) == "torch":
+        with sys.modules["torch"].no_grad():
+            out.copy_(result)
+    elif isinstance(out, np.ndarray):
+        np.copyto(out, result)
+    else:
+        with out.device:
+            np.copyto(out, result)
+
+
+def described(value: Any) -> str:
+    """An array's library, dtype, shape and device, for errors."""
+    name = library_of(value)
+    if isinstance(value, HOST_TYPES):
+        value = np.asarray(value)
+        return f"a numpy array of {value.dtype} {value.shape}"
+    if name == "torch":
+        return f"a tensor of {value.dtype} {tuple(value.shape)} on {value.device}"
+    if name == "cupy":
+        return f"a cupy array of {value.dtype} {value.shape} on GPU {int(value.device.id)}"
+    return f"{type(value).__module__.partition('.')[0]}'s {type(value).__name__}"
+
+
+_OF_MPI = {"SUM": Sum, "PROD": Product, "MIN": ReduceOp.Min, "MAX": ReduceOp.Max}
+_OF_TORCH = {
+    "SUM": Sum,
+    "AVG": Average,
+    "PRODUCT": Product,
+    "MIN": ReduceOp.Min,
+    "MAX": ReduceOp.Max,
+}
+
+
+def reduction_of(op: Any) -> ReduceOp | None:
+    """The reduction that a number or an operation of mpi4py or torch means, or None.
+
+    Operations of other libraries have other numbers: torch's SUM is 0, which is Average here.
+    """
+    if isinstance(op, ReduceOp):
+        return op
+    if isinstance(op, int | np.integer) and not isinstance(op, bool):
+        return ReduceOp(int(op)) if op in [*ReduceOp] else None
+    if type(op).__module__.startswith("torch."):
+        # ReduceOp.SUM has a name. ReduceOp(ReduceOp.SUM) has it in an attribute.
+        return _OF_TORCH.get(getattr(getattr(op, "op", op), "name", ""))
+    MPI = sys.modules.get("mpi4py.MPI")
+    if MPI is None or not isinstance(op, MPI.Op):
+        return None
+    return next((ours for name, ours in _OF_MPI.items() if op == getattr(MPI, name)), None)
 
 
 def to_dtype(name: str) -> np.dtype[Any]:

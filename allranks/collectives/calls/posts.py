@@ -1,7 +1,7 @@
 """How far a rank is with its requests of collectives, which others read from the board.
 
 The request of a collective may complete for one rank, which then finishes its cell, long before it
-does for another. So whoever waits looks which ranks have made their part.
+does for another. So a rank that waits reads which ranks have made their part.
 """
 
 from __future__ import annotations

@@ -41,7 +41,6 @@ _SPARED_NBYTES = 64 << 20
 """Shared memory that is left free: a rank that writes to full shared memory ends by a signal."""
 _WAITED_FOR_NBYTES = 1 << 20
 """Up to this size the call waits for the file: that takes less than a millisecond."""
-_POLL_SECONDS = 0.1
 _SENT_NBYTES = 64 << 20
 """Copies go to other hosts in pieces: MPI counts the bytes of a message in 31 bits."""
 
@@ -173,7 +172,10 @@ class VersionedFiles:
         self._here = here
         self.rank, self._size = rank, size
         self._file = re.compile(rf"{name}-(\d+)-(\d+)-of-{size}")
-        self._writer: threading.Thread | None = None
+        self._writing = threading.Lock()
+        """Held while a file is written. Before Python 3.13, an interrupt in `Thread.join` makes a
+        thread that runs count as ended.
+        """
         self._problem = ""
         self.number = max(self._found(), default=0)
         """The last version that this rank has begun, or found."""
@@ -188,9 +190,8 @@ class VersionedFiles:
         return self._here is not None
 
     def wait(self) -> None:
-        while self._writer is not None and self._writer.is_alive():
-            self._writer.join(_POLL_SECONDS)
-        self._writer = None
+        with self._writing:
+            pass
 
     def settle(self) -> str:
         """Waits for the file under way; returns why the last version failed, or an empty string."""
@@ -203,10 +204,13 @@ class VersionedFiles:
         for small ones.
         """
         self.number = version
-        self._writer = threading.Thread(
-            target=self._write, args=(version, files), name="allranks-keep", daemon=True
+        writing = threading.Lock()
+        writing.acquire()
+        writer = threading.Thread(
+            target=self._write, args=(version, files, writing), name="allranks-keep", daemon=True
         )
-        self._writer.start()
+        writer.start()
+        self._writing = writing  # only now: if an interrupt comes before, it is never released
         if sum(map(_nbytes, files.values())) <= _WAITED_FOR_NBYTES:
             self.wait()
 
@@ -246,16 +250,19 @@ class VersionedFiles:
             if self.rank in files:
                 _remove(*files[self.rank])
 
-    def _write(self, version: int, files: Mapping[int, Pieces]) -> None:
-        for rank, pieces in files.items():
-            self._problem = self._write_file(version, rank, pieces)
-            if self._problem:
-                break
-        # Older versions go only once all ranks have written a newer one.
-        newest = self.newest() if self._here is None else self.valid
-        for number, files_of in self._found().items():
-            for folder, name in files_of.values() if number < newest else ():
-                _remove(folder, name)
+    def _write(self, version: int, files: Mapping[int, Pieces], writing: threading.Lock) -> None:
+        try:
+            for rank, pieces in files.items():
+                self._problem = self._write_file(version, rank, pieces)
+                if self._problem:
+                    break
+            # Older versions go only once all ranks have written a newer one.
+            newest = self.newest() if self._here is None else self.valid
+            for number, files_of in self._found().items():
+                for folder, name in files_of.values() if number < newest else ():
+                    _remove(folder, name)
+        finally:
+            writing.release()
 
     def _write_file(self, version: int, rank: int, pieces: Pieces) -> str:
         # Returns why it could not be written, or "".

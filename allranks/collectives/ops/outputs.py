@@ -6,12 +6,18 @@ Otherwise the result is copied to it at the end.
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 import numpy as np
 
-from allranks.collectives.arrays.libraries import HOST_TYPES, library_of, to_numpy
+from allranks.collectives.arrays.libraries import (
+    WRITABLE,
+    address_of,
+    described,
+    library_of,
+    to_numpy,
+    write,
+)
 from allranks.collectives.arrays.reductions import Array
 from allranks.collectives.gpu import dlpack
 from allranks.collectives.gpu.device import Device
@@ -45,11 +51,11 @@ class GivenArray:
     """The caller's array ``out`` for the result of ``array``."""
 
     def __init__(self, kind: str, array: Any, out: Any) -> None:
-        expected, found = _described(array), _described(out)
-        if not (isinstance(out, np.ndarray) or library_of(out) in ("cupy", "torch")):
+        expected, found = described(array), described(out)
+        if not (isinstance(out, np.ndarray) or library_of(out) in WRITABLE):
             raise UsageError(
-                f"{kind} needs an out of numpy, cupy or torch: found {found}. Leave out= out: the "
-                "result is then a new array."
+                f"{kind} needs an out of numpy, {' or '.join(WRITABLE)}: found {found}. Leave out= "
+                "out: the result is then a new array."
             )
         if found != expected:
             raise UsageError(
@@ -88,42 +94,14 @@ class GivenArray:
         if dlpack.is_on_gpu(out) is not on_gpu:
             return None
         found = (dlpack.to_cupy if on_gpu else to_numpy)(out)[0]
-        address = out.data_ptr() if library_of(out) == "torch" else out.data.ptr
-        return found if _address(found) == address else None
+        return found if address_of(found) == address_of(out) else None
 
     def copied(self, result: Any) -> None:
         """Writes a result, of the kind of the array, to it."""
-        if library_of(self.array) == "torch":
-            with sys.modules["torch"].no_grad():
-                self.array.copy_(result)
-        elif isinstance(self.array, np.ndarray):
-            np.copyto(self.array, result)
-        else:
-            with self.array.device:
-                np.copyto(self.array, result)
-
-
-def _described(value: Any) -> str:
-    """An array's kind, dtype, shape and device."""
-    name = library_of(value)
-    if isinstance(value, HOST_TYPES):
-        value = np.asarray(value)
-        return f"a numpy array of {value.dtype} {value.shape}"
-    if name == "torch":
-        return f"a tensor of {value.dtype} {tuple(value.shape)} on {value.device}"
-    if name == "cupy":
-        return f"a cupy array of {value.dtype} {value.shape} on GPU {int(value.device.id)}"
-    return f"{type(value).__module__.partition('.')[0]}'s {type(value).__name__}"
-
-
-def _address(array: Any) -> int:
-    if isinstance(array, np.ndarray):
-        found: int = array.__array_interface__["data"][0]
-        return found
-    return int(array.data.ptr)
+        write(result, self.array)
 
 
 def _overlap(one: Any, other: Any) -> bool:
     """Whether two contiguous arrays have bytes in common."""
-    at, beside = _address(one), _address(other)
+    at, beside = address_of(one), address_of(other)
     return bool(at < beside + other.nbytes and beside < at + one.nbytes)

@@ -111,7 +111,7 @@ REFUSED_ARGUMENTS = TypeError, ValueError, LookupError, BufferError
 
 
 _LOOKS = 2
-"""So many dropped requests are looked at in each call: their number shrinks."""
+"""How many dropped requests each call looks at: more than one, so that they become fewer."""
 _OBJECT_NBYTES = 32 << 20
 """A message of irecv is mostly shorter."""
 _AT_ONCE_NBYTES = 1024
@@ -881,8 +881,8 @@ class Request(Waiting, MPI.Request, metaclass=StandIn):
     plain = MPI.Request
 
     def Free(self) -> None:
-        """MPI_Request_free. MPI ends a message that is under way, and its buffer is kept so long;
-        a collective cannot be freed.
+        """MPI_Request_free. MPI ends a message that is under way, and its buffer is kept until
+        then; a collective cannot be freed.
         """
         # mpi4py.futures calls ``MPI.Request.Free`` with requests of mpi4py's own class.
         comm = getattr(self, "comm", None)

@@ -5,14 +5,13 @@ data take part with zeros.
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from allranks.collectives import world
-from allranks.collectives.arrays.libraries import labels_of, to_dtype
+from allranks.collectives.arrays.libraries import labels_of, reduction_of, to_dtype
 from allranks.collectives.arrays.reductions import (
     Adasum,
     Arithmetic,
@@ -394,34 +393,6 @@ def op_of(kind: str, op: Any) -> ReduceOp:
     )
 
 
-_OF_MPI = {"SUM": Sum, "PROD": Product, "MIN": ReduceOp.Min, "MAX": ReduceOp.Max}
-_OF_TORCH = {
-    "SUM": Sum,
-    "AVG": Average,
-    "PRODUCT": Product,
-    "MIN": ReduceOp.Min,
-    "MAX": ReduceOp.Max,
-}
-
-
-def reduction_of(op: Any) -> ReduceOp | None:
-    """The reduction that a number or an operation of mpi4py or torch means, or None.
-
-    Operations of other libraries have other numbers: torch's SUM is 0, which is Average here.
-    """
-    if isinstance(op, ReduceOp):
-        return op
-    if isinstance(op, int | np.integer) and not isinstance(op, bool):
-        return ReduceOp(int(op)) if op in [*ReduceOp] else None
-    if type(op).__module__.startswith("torch."):
-        # ReduceOp.SUM has a name. ReduceOp(ReduceOp.SUM) has it in an attribute.
-        return _OF_TORCH.get(getattr(getattr(op, "op", op), "name", ""))
-    MPI = sys.modules.get("mpi4py.MPI")
-    if MPI is None or not isinstance(op, MPI.Op):
-        return None
-    return next((ours for name, ours in _OF_MPI.items() if op == getattr(MPI, name)), None)
-
-
 def _factor(kind: str, factor: Any) -> float:
     try:
         return float(factor)
@@ -477,9 +448,9 @@ def allreduce(
         device: "/cpu:0" moves the array through host memory, "/gpu:0" on the GPU; "" means the
             array's own device. ALLRANKS_ALLREDUCE=nccl|staged|ipc|mpi sets the transport of every
             allreduce on a GPU.
-        out: an array of numpy, cupy or torch to write the result to, of the kind, dtype, shape and
-            device of ``array``, or ``array`` itself. Each rank may pass one or none. If the call
-            fails its values are undefined.
+        out: an array to write the result to, of the library, dtype, shape and device of ``array``,
+            or ``array`` itself; of numpy, or of another library whose arrays can be written to.
+            Each rank may pass one or none. If the call fails its values are undefined.
 
     Returns:
         ``out``, or a new array of the kind, dtype, shape and device of the input.

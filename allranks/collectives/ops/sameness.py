@@ -36,8 +36,8 @@ def same_on_all_ranks(value: Any, *, process_set: ProcessSet | None = None) -> b
 
     Args:
         value: an array of any library, a table of pandas with its labels, a model or an optimizer
-            of torch, a model of Keras, a number, a text, or a list or dictionary of these. Equal
-            bits count as equal, also NaN.
+            with ``state_dict()``, a model of Keras, a number, a text, or a list or dictionary of
+            these. Equal bits count as equal, also NaN.
         process_set: the ranks that take part; by default all.
 
     Returns:

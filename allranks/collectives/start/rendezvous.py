@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 JAX_ADDRESS, JAX_BIND = "JAX_COORDINATOR_ADDRESS", "JAX_COORDINATOR_BIND_ADDRESS"
 """JAX's variables: the coordinator's address, and the address at which it listens."""
 _JAX_RANK, _JAX_SIZE = "JAX_PROCESS_ID", "JAX_NUM_PROCESSES"
+_JAX_GPUS = "JAX_LOCAL_DEVICE_IDS"
 
 
 def _register_with_jax(clusters: Any) -> None:
@@ -176,8 +177,11 @@ class Rendezvous:
 
     def announce(self) -> None:
         """Sets this process's environment; keeps an address that the user has set."""
-        for name, value in (self._who | (_ON_ITS_OWN if _sees_one_gpu() else {})).items():
+        sees_one_gpu = _sees_one_gpu()
+        for name, value in (self._who | (_ON_ITS_OWN if sees_one_gpu else {})).items():
             os.environ[name] = str(value)
+        if sees_one_gpu:
+            os.environ.setdefault(_JAX_GPUS, "0")
         for name, value in self._where.items():
             os.environ.setdefault(name, str(value))
         for hook in _HOOKS:

@@ -150,7 +150,7 @@ def group_nbytes(hosts: int, here: int, members: int) -> int:
     return rounded(MultiHostAgreement.nbytes(here, members))
 
 
-#: Of the calls that have ended, so many are searched for one of the same line.
+#: How many of the last calls that have ended are searched for one of the same line.
 _LAST_CALLS = 1000
 
 

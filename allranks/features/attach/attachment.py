@@ -12,7 +12,7 @@ A visitor sends one line of JSON, ``{"want": WORD}``. The words are ``about``; `
 ``watch``, and ``share`` from a notebook that lends the ranks to another one; ``leave``. The answer
 is one line about the cluster. After ``attach``, the agent's events follow.
 
-Two answers wait for an event. That to ``watch`` comes when the notebook that has the ranks has said
+Two answers wait for an event. That to ``watch`` comes when the notebook that has the ranks has sent
 ``listens``, so it can be connected to. That to ``released`` comes when the process that the request
 names as ``holder`` has the ranks no longer. Both come when no notebook has them.
 """
@@ -193,7 +193,7 @@ class Attachment:
     def _serve(
         self, request: VisitorRequest, who: int, watched: Callable[[], object]
     ) -> Callable[[], bool]:
-        """Notes what a visitor wants; returns a function that says when it is to be answered."""
+        """Notes what a visitor wants; returns a function: whether the answer can be sent."""
         match request.wants:
             case "listens" if who in (0, self._holder):  # 0 if the system does not name it
                 self._listens = True

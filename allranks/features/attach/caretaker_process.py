@@ -53,7 +53,7 @@ class CaretakerStandIn:
             self.process.say(HostRuns(host, event.cell))
 
     def release(self) -> None:
-        # Their ranks are idle, which they may not have said yet.
+        # Their ranks are idle, which the hosts may not have reported yet.
         for host in self._hosts:
             self.process.say(HostRuns(host, 0))
         self.process.let_go()

@@ -50,7 +50,7 @@ class MemberTable:
     """The rows and the headline of a running ensemble.
 
     ``metric`` is the name of the numbers in the rows; ``lower`` is True if lower ones are better.
-    ``order`` says so in words, and how to choose; empty if a person has chosen.
+    ``order`` is a text about it, and how to choose; empty if a person has chosen.
     """
 
     def __init__(self) -> None:

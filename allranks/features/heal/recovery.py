@@ -259,7 +259,7 @@ class RecoveryState:
     def ranks_are_new(self, ranks: Collection[int]) -> None:
         """These ranks run, and have not been asked yet to restore what was kept."""
         if self.step is Stage.UP:
-            self.commands.append(Up())  # the notebook that has replaced ranks may not have said so
+            self.commands.append(Up())  # the notebook that has replaced ranks may not have sent it
             self._new |= set(ranks)
             self._restore()
 

@@ -119,7 +119,7 @@ def start_again(ranks: Connection) -> dict[str, list[int]]:
     try:
         for press in ranks.step(0):  # the last news of the ranks that end
             ranks.inbox.put(press)
-    except Exception as error:  # of the display: the ranks have been told to start again
+    except Exception as error:  # of the display: the ranks already start again
         ranks.notices.append(str(error))
     hosts: dict[str, list[int]] = agents.hosts()
     ranks.roster.apply(StartsAgain(hosts))

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 #: Earlier notices are left to ipyparallel: a short call shows no more than there.
 _LONG_SECONDS = 2.0
-#: Then a wait says what comes first.
+#: After this time a wait prints what comes first.
 _QUIET_SECONDS = 5.0
 #: How often a wait looks whether the ranks of another notebook have ended.
 _VISIT_SECONDS = 2.0

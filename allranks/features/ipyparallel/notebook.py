@@ -232,7 +232,7 @@ def _reaching_ranks(plain: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _kill(ranks: Cluster, client: Any, targets: Any, block: bool) -> Future[list[Any]] | None:
-    """Returns what ipyparallel's ``send_signal`` does, once the host agents have been told."""
+    """Returns what ipyparallel's ``send_signal`` does, once the host agents have the command."""
     engines = {engine.decode() for engine in client._build_targets(targets)[0]}
     for rank, hello in ranks.hellos.items():
         if hello.engine in engines:
@@ -243,8 +243,8 @@ def _kill(ranks: Cluster, client: Any, targets: Any, block: bool) -> Future[list
 
 
 def _explaining_errors(plain: Callable[..., Any]) -> Callable[..., Any]:
-    """Adds to an error of a rank the sources of the notebook's functions, and where a name is that
-    the rank has not found, as a cell of the ranks says it.
+    """Adds to an error of a rank what the error of a cell has: the sources of the notebook's
+    functions, and where a name is that the rank has not found.
     """
 
     @wraps(plain)

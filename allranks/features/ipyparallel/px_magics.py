@@ -36,7 +36,7 @@ _NOW_ON_RANKS = (
     " type: %unload_ext allranks.px"
 )
 _PRESSED = "the cell in the background was interrupted, this one was not sent."
-#: Then a cell says for what it waits.
+#: After this time a cell prints for what it waits.
 _QUIET_SECONDS = 5.0
 _INTERRUPT, _KILL, _LEAVE = ("SIGINT", "2"), ("SIGKILL", "9"), ("0",)
 

@@ -13,8 +13,9 @@ from allranks.records.telemetry import Points
 
 #: More curves are not looked at.
 _MOST_CURVES = 10_000
-#: A loss that was NaN in so few of its steps, and of so many numbers, was meant to be a number
-#: there, if it is one on other ranks. A batch that comes again may have made it NaN.
+#: A loss that was NaN in at most this part of its steps, and has at least this many values, was
+#: meant to be a number there, if it is one on other ranks. A batch that comes again may have made
+#: it NaN.
 _PASSING_PART, _PASSING_VALUES = 0.25, 40
 #: Fewer values prove nothing, as of a metric that is measured twice at the beginning. There may be
 #: a value for each epoch only.

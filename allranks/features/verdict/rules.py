@@ -31,8 +31,8 @@ USUAL_WAIT = 0.10
 #: What a rank that is late in some steps has to cost, and the part of it that delays explain which
 #: are longer than a step. In half of the steps or more it is a slow one.
 RARE_SHARE, RARE_PART = 0.25, 0.6
-#: A single delay that is shorter says nothing of later steps: a module that is imported, or a disk
-#: that wakes up, takes a second or two.
+#: After a single delay that is shorter, later steps may have none: a module that is imported, or a
+#: disk that wakes up, takes a second or two.
 ONCE_SECONDS = 3.0
 #: A cause explains at least this part of its effect.
 EXPLAINS = 0.5
@@ -68,7 +68,7 @@ SMALL_NBYTES, SMALL_CALLS, SHORT_WAIT_SECONDS = 16 << 10, 4, 1e-3
 #: Where ranks share cores it is a slice of time. So much data takes longer than that in any memory.
 CALL_SECONDS, LARGE_NBYTES = 1e-4, 1 << 20
 #: Calls follow each other at once after a shorter pause: a library needs up to a tenth of a
-#: millisecond to end and begin a call, and a layer of a model mostly longer. So many of them in a
+#: millisecond to end and begin a call, and a layer of a model mostly longer. `MANY_CALLS` in a
 #: step are one cause, however often a rank loses its core to another one, for a slice of time.
 PAUSE_SECONDS, MANY_CALLS, SLICE_SECONDS = 2e-4, 12, 0.01
 #: Equal calls are those of a step after a pause that is so much longer, if half of the steps have

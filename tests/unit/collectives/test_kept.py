@@ -1,14 +1,20 @@
 """A version of what ranks keep is valid once all of them have written it, and not before."""
 
 import os
+import signal
+import sys
+import threading
+from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
+from traceback import walk_stack
 
 import numpy as np
 import pytest
 
 from allranks.collectives.ops import keeping as kept
 from allranks.collectives.ops.keeping import VersionedFiles, pieces_of, snapshot
+from tests.kernel import wait_until
 
 
 def write(series: VersionedFiles, version: int, **values: object) -> None:
@@ -69,6 +75,34 @@ def test_what_could_not_be_written_is_said_and_leaves_the_version_before(tmp_pat
     assert "No such file" in gone.settle()
     assert gone.settle() == ""
     assert gone.newest() == 0
+
+
+def test_a_file_under_way_is_waited_for_also_after_an_interrupt(tmp_path, monkeypatch):
+    series, goes_on = VersionedFiles([str(tmp_path)], "cells", 0, 1, None), threading.Event()
+    monkeypatch.setattr(series, "_write_file", lambda *_: goes_on.wait() and "written late")
+    monkeypatch.setattr(kept, "_WAITED_FOR_NBYTES", 0)
+    series.write(1, {0: pieces_of(snapshot({"x": 1}, 0, copy=True))})
+    main = threading.get_ident()
+
+    def waits() -> bool:
+        frames = walk_stack(sys._current_frames()[main])
+        return any(frame.f_code is VersionedFiles.wait.__code__ for frame, _ in frames)
+
+    def once_it_waits(act: Callable[[], object]) -> None:
+        wait_until(lambda: waits() or goes_on.is_set())
+        act()
+
+    before = signal.signal(signal.SIGUSR1, signal.default_int_handler)
+    interrupt = (lambda: signal.pthread_kill(main, signal.SIGUSR1),)
+    try:
+        threading.Thread(target=once_it_waits, args=interrupt).start()
+        with pytest.raises(KeyboardInterrupt):
+            series.wait()
+        threading.Thread(target=once_it_waits, args=(goes_on.set,)).start()
+        assert series.settle() == "written late"
+    finally:
+        goes_on.set()
+        signal.signal(signal.SIGUSR1, before)
 
 
 RAN: list[int] = []
