@@ -128,14 +128,15 @@ class ClientRequests(RankFeature):
                 self._alone, self._epochs.in_request = alone, _about(parent)
                 self._ids = _ids_of(parent)
                 self._is_task = _OF_A_TASK in parent["metadata"]
-                this.client = _client_of(parent) if alone else 0
+                this.serve(_client_of(parent) if alone else 0)
                 this.request = 0 if self._is_task or not alone else _number_of(parent, this.rank)
                 this.part = this.request if parent["metadata"].get(BLOCKS) else 0
                 done = handle(stream, ident, parent)
                 if inspect.isawaitable(done):
                     await done
             finally:
-                self._ids, self._epochs.in_request, this.client = frozenset(), None, 0
+                self._ids, self._epochs.in_request = frozenset(), None
+                this.serve(0)
                 part, this.request, this.part = this.part, 0, 0
                 self._shown_before = None  # it has the variables of its frames
                 if part and not _goes_on(this, threads):
