@@ -36,6 +36,7 @@ from allranks.features.ipyparallel.metadata import (
     NOTICE_OF,
     REQUESTS,
     RUNS,
+    TASK_RETRIES,
 )
 from allranks.records.wire import Ends
 
@@ -45,8 +46,6 @@ _CLIENT = -1
 #: An interrupt is answered when the request has ended, or after this time. ipyparallel's client
 #: waits for the answer, so that its next request on all ranks meets none that has yet to fail.
 INTERRUPTED_SECONDS = 2.0
-#: In the metadata of requests that ipyparallel gives to any free engine.
-_OF_A_TASK = "retries"
 
 #: The file name of the line by which ipyparallel calls a function.
 _CALL = "<string>"
@@ -127,7 +126,7 @@ class ClientRequests(RankFeature):
                 self._after_cell, self._has_begun = self._wire.cell, False
                 self._alone, self._epochs.in_request = alone, _about(parent)
                 self._ids = _ids_of(parent)
-                self._is_task = _OF_A_TASK in parent["metadata"]
+                self._is_task = TASK_RETRIES in parent["metadata"]
                 this.serve(_client_of(parent) if alone else 0)
                 this.request = 0 if self._is_task or not alone else _number_of(parent, this.rank)
                 this.part = this.request if parent["metadata"].get(BLOCKS) else 0

@@ -1,0 +1,71 @@
+"""Tasks of load-balanced views that no rank may run: they fail.
+
+ipyparallel's scheduler lets them wait for engines that join later. A rank that replaces a dead one
+does so after the cell, and the cell may wait for the task.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+from ipyparallel.controller.task_scheduler import TaskScheduler
+from ipyparallel.error import ImpossibleDependency
+
+from allranks.features.ipyparallel.metadata import TASK_RETRIES
+
+_WHY = (
+    "expected a rank that may run this task, found none: those of targets= and follow= have ended, "
+    "or none of the ranks meets its dependencies"
+)
+
+
+def fail_impossible_tasks() -> None:
+    """Changes the scheduler: a task that none of the engines may run fails, or is repeated where it
+    has failed before if it has retries left.
+    """
+    run, unregister = TaskScheduler.maybe_run, TaskScheduler._unregister_engine
+
+    def maybe_run(scheduler: Any, job: Any) -> bool:
+        if run(scheduler, job):
+            return True
+        if job.msg_id in scheduler.all_failed or not _is_impossible(scheduler, job):
+            return False
+        if _may_be_repeated(scheduler, job):
+            job.blacklist.clear()
+            return bool(run(scheduler, job))
+        _fail(scheduler, job)
+        return False
+
+    def unregister_engine(scheduler: Any, engine: bytes) -> None:
+        unregister(scheduler, engine)
+        scheduler.update_graph(None)  # looks at all tasks that wait
+
+    TaskScheduler.maybe_run = maybe_run
+    TaskScheduler._unregister_engine = unregister_engine
+
+
+def _is_impossible(scheduler: Any, job: Any) -> bool:
+    """Whether none of the engines may run a task, also once they are free."""
+    if not scheduler.targets or not job.follow.issubset(scheduler.all_done):
+        return False
+    return not any(
+        engine not in job.blacklist
+        and (not job.targets or engine in job.targets)
+        and job.follow.check(scheduler.completed[engine], scheduler.failed[engine])
+        for engine in scheduler.targets
+    )
+
+
+def _may_be_repeated(scheduler: Any, job: Any) -> bool:
+    """Whether a task has used a retry since all engines might run it; an engine that does not meet
+    its dependencies costs none.
+    """
+    before = getattr(job, "retries_before", job.metadata.get(TASK_RETRIES, 0))
+    job.retries_before = scheduler.retries[job.msg_id]
+    return bool(job.retries_before < before)
+
+
+def _fail(scheduler: Any, job: Any) -> None:
+    scheduler.save_unmet(job)  # `fail_unreachable` removes it from where this puts it
+    scheduler.fail_unreachable(job.msg_id, partial(ImpossibleDependency, _WHY))
