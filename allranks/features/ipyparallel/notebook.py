@@ -43,7 +43,7 @@ from allranks.features.ipyparallel.late_notices import (
     show_in_results,
     show_in_waits,
 )
-from allranks.features.ipyparallel.metadata import NOTEBOOK, OF_RANKS
+from allranks.features.ipyparallel.metadata import NOTEBOOK, OF_RANKS, TASK_RETRIES
 from allranks.features.ipyparallel.px_results import PxResult, in_background
 from allranks.post_import import PostImportHook
 from allranks.records import requests
@@ -328,7 +328,10 @@ def _numbering_requests(plain: Callable[..., Any]) -> Callable[..., Any]:
             if notebook := os.path.basename(os.environ.get("JPY_SESSION_NAME", "")):
                 more = {**more, NOTEBOOK: notebook}
             options["metadata"] = {**(options.get("metadata") or {}), **more}
-        return plain(client, socket, kind, *arguments, **options)
+        request = plain(client, socket, kind, *arguments, **options)
+        if TASK_RETRIES in (about := options.get("metadata") or {}):
+            client_requests.note_task(request, about["targets"])
+        return request
 
     return send
 

@@ -10,7 +10,7 @@ from allranks.cluster import cluster
 from allranks.errors import CellInterrupted
 from allranks.features.ipyparallel import blocking_calls, client_requests, px_results
 from allranks.features.ipyparallel.blocking_calls import end_by_interrupt
-from allranks.features.ipyparallel.metadata import OF_RANKS, REQUESTS, RUNS
+from allranks.features.ipyparallel.metadata import NOTEBOOK, OF_RANKS, REQUESTS, RUNS
 
 
 class Result:
@@ -244,14 +244,22 @@ def test_a_call_on_ranks_of_another_notebook_ends_as_one_on_its_own(get, others)
     assert others._client.interrupted == [1]
 
 
-@pytest.mark.parametrize("runs", ["cell In[3]", "a request of another client"])
-def test_what_another_notebooks_ranks_run_first_is_named(get, others, runs):
+@pytest.mark.parametrize(
+    ("runs", "said"),
+    [
+        ("cell In[3]", "cell In[3] of /course/lab.ipynb"),
+        ("a request of another client", "a request of another client"),
+    ],
+)
+def test_what_another_notebooks_ranks_run_first_is_named(get, others, runs, said):
     others._reacts, others._client.runs = False, {1: runs}
+    others._client._config[NOTEBOOK] = "/course/lab.ipynb"
     with pytest.raises(CellInterrupted) as told:
         get(others)
     assert str(told.value) == (
-        f"the call of f was interrupted. rank 1 runs {runs} first; it goes on, and the call is "
-        "left out after it. To end it, type in the notebook that has the ranks: ranks.interrupt()"
+        f"the call of f was interrupted. rank 1 runs {said} first; it goes on, and the call is "
+        "left out after it. To end it, use the stop button of the notebook that has the ranks; if "
+        "no cell runs there, type there: ranks.interrupt()"
     )
 
 
