@@ -101,10 +101,11 @@ def own_notebook() -> str:
     return os.environ.get("JPY_SESSION_NAME") or f"a program in {os.getcwd()}"
 
 
-def connection_files(profile: Path | None) -> dict[Path, str]:
+def connection_files(profile: Path | None, *, only_here: bool = False) -> dict[Path, str]:
     """Returns the files for clients of the clusters of this user's notebooks, and what these are.
 
-    A shared home also has those of other hosts, whose notebooks may have ended.
+    A shared home also has those of other hosts, whose notebooks may have ended; not if only those
+    on this host are asked for.
     """
     found: dict[Path, str] = {}
     if profile is None:
@@ -117,7 +118,7 @@ def connection_files(profile: Path | None) -> dict[Path, str]:
             size = engines["n"]
         except (OSError, ValueError, LookupError, TypeError, AttributeError):
             continue  # not one of ours, or removed just now
-        if name.startswith(_SET_NAME):
+        if name.startswith(_SET_NAME) and (name == _set_name() or not only_here):
             where = "" if name == _set_name() else f" on {name.removeprefix(_SET_NAME)}"
             client = _paths(folder, path.stem.removeprefix("cluster-"))[0]
             found[client] = f"{size} ranks{where}{_of_notebook(client)}"

@@ -17,7 +17,11 @@ from allranks.cluster.features import ClusterContext
 from allranks.errors import UsageError
 from allranks.features.ipyparallel import client_requests, notebook
 from allranks.features.ipyparallel.clients import RankClients
-from allranks.features.ipyparallel.connection_files import ConnectionFiles, _set_name
+from allranks.features.ipyparallel.connection_files import (
+    ConnectionFiles,
+    _set_name,
+    connection_files,
+)
 from allranks.features.ipyparallel.metadata import REQUESTS
 from allranks.features.ipyparallel.notebook import ClientPatch, NotebookClients
 from allranks.magics import hints
@@ -139,6 +143,7 @@ def test_a_notebook_on_another_host_of_the_same_home_is_another_notebook(securit
     with pytest.raises(UsageError, match=r"3 ranks on .*-2"):
         client(False, profile="default")
     assert connected == []
+    assert connection_files(security.parent, only_here=True) == {}
 
 
 def test_where_a_cluster_was_read_from_a_file_it_is_said_whose_ranks_these_are(
