@@ -1,7 +1,7 @@
 """Tasks of load-balanced views that no rank may run: they fail.
 
 ipyparallel's scheduler lets them wait for engines that join later. A rank that replaces a dead one
-does so after the cell, and the cell may wait for the task.
+does so after the cell, and the cell may wait for the task. One that has a timeout waits until then.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ def fail_impossible_tasks() -> None:
 
 
 def _is_impossible(scheduler: Any, job: Any) -> bool:
-    """Whether none of the engines may run a task, also once they are free."""
-    if not scheduler.targets or not job.follow.issubset(scheduler.all_done):
+    """Whether no engine may run a task, also once all are free, and no timeout ends it."""
+    if job.timeout or not scheduler.targets or not job.follow.issubset(scheduler.all_done):
         return False
     return not any(
         engine not in job.blacklist

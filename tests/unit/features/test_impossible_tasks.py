@@ -17,6 +17,7 @@ def scheduler_of(kind):
         """Of two engines: ``sent`` has those of each task, ``errors`` why tasks have failed."""
 
         engine_stream, session = SimpleNamespace(flush=lambda: None), None
+        loop = SimpleNamespace(add_timeout=lambda *_: None)
 
         def __init__(self):
             super().__init__()
@@ -25,10 +26,10 @@ def scheduler_of(kind):
             for engine in (FIRST, SECOND):
                 self._register_engine(engine)
 
-        def submit(self, name, *targets, follow=(), retries=0):
-            no_time = Dependency([]), Dependency([*follow]), None
+        def submit(self, name, *targets, follow=(), retries=0, timeout=None):
+            when = Dependency([]), Dependency([*follow]), timeout
             about = {"retries": retries}
-            job = Job(name, None, [], None, {"msg_id": name}, about, {*targets}, *no_time)
+            job = Job(name, None, [], None, {"msg_id": name}, about, {*targets}, *when)
             self.retries[name] = retries
             if not self.maybe_run(job) and name not in self.all_failed:
                 self.save_unmet(job)
@@ -115,6 +116,15 @@ def test_a_task_with_more_retries_than_ranks_is_tried_again_where_it_has_failed(
         scheduler.fail("task")
     assert {*scheduler.sent["task"][:2]} == {FIRST, SECOND}
     assert len(scheduler.sent["task"]) == 4  # its next error is that of the user
+    assert scheduler.errors == {}
+
+
+def test_a_task_with_a_timeout_waits_until_then_as_with_ipyparallel(scheduler):
+    scheduler.submit("task", retries=2, timeout=60)
+    for _ in range(2):
+        scheduler.fail("task")
+    assert len(scheduler.sent["task"]) == 2
+    assert [one.msg_id for one in scheduler.queue] == ["task"]
     assert scheduler.errors == {}
 
 
