@@ -37,10 +37,11 @@ _BETWEEN = ("ipyparallel", "decorator", "allranks")
 _END_SECONDS = 3.0
 _ASK_SECONDS = 1.0
 _END = "type: ranks.interrupt()"
+_END_REQUEST_THERE = 'type with your client: rc.send_signal("SIGINT")'
 #: A line that is typed there waits behind the cell that its kernel runs.
-_END_THERE = (
-    "use the stop button of the notebook that has the ranks; if no cell runs there, type there: "
-    "ranks.interrupt()"
+_END_CELL_THERE = (
+    "use the stop button of the notebook that has the ranks; for a cell in the background, type "
+    "there: ranks.interrupt()"
 )
 _GOES_ON = "the wait was interrupted; the ranks go on with the request. To interrupt them as well,"
 _TASKS_GO_ON = (
@@ -181,8 +182,11 @@ def _own_engines(client: Any) -> dict[int, str]:
     return {rank: one for rank, one in ours.items() if client._engines.get(rank) == one}
 
 
-def _how_to_end(client: Any) -> str:
-    return _END if _own_engines(client) else _END_THERE
+def _how_to_end(client: Any, runs: Iterable[str] = ()) -> str:
+    """Returns what ends the requests of a client, or what ranks run before them, in words."""
+    if _own_engines(client):
+        return _END
+    return _END_REQUEST_THERE if all("request" in what for what in runs) else _END_CELL_THERE
 
 
 def _ranks_of(result: Any) -> list[int]:
@@ -226,7 +230,7 @@ def _told(
     ``cell``: which cell of this notebook comes before it, as `cell_before` has it.
     """
     if not result.ready():
-        end = _how_to_end(result._client)
+        end = _how_to_end(result._client, filter(None, (others or {}).values()))
         if first := cell or _first(others or {}):
             line = (
                 f"{call} was interrupted. {first} first; it goes on, and the call is left out "
