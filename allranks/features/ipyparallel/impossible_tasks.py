@@ -14,27 +14,18 @@ from ipyparallel.error import ImpossibleDependency
 
 from allranks.features.ipyparallel.metadata import TASK_RETRIES
 
-_WHY = (
-    "expected a rank that may run this task, found none: those of targets= and follow= have ended, "
-    "or none of the ranks meets its dependencies"
-)
-
 
 def fail_impossible_tasks() -> None:
-    """Changes the scheduler: a task that none of the engines may run fails, or is repeated where it
-    has failed before if it has retries left.
-    """
+    """Changes the scheduler."""
     run, unregister = TaskScheduler.maybe_run, TaskScheduler._unregister_engine
 
     def maybe_run(scheduler: Any, job: Any) -> bool:
         if run(scheduler, job):
             return True
-        if job.msg_id in scheduler.all_failed or not _is_impossible(scheduler, job):
-            return False
-        if _may_be_repeated(scheduler, job):
-            job.blacklist.clear()
-            return bool(run(scheduler, job))
-        _fail(scheduler, job)
+        if job.msg_id not in scheduler.all_failed and _is_impossible(scheduler, job):
+            scheduler.save_unmet(job)  # `fail_unreachable` removes it from where this puts it
+            why = partial(ImpossibleDependency, _reason(scheduler, job))
+            scheduler.fail_unreachable(job.msg_id, why)
         return False
 
     def unregister_engine(scheduler: Any, engine: bytes) -> None:
@@ -57,15 +48,14 @@ def _is_impossible(scheduler: Any, job: Any) -> bool:
     )
 
 
-def _may_be_repeated(scheduler: Any, job: Any) -> bool:
-    """Whether a task has used a retry since all engines might run it; an engine that does not meet
-    its dependencies costs none.
-    """
-    before = getattr(job, "retries_before", job.metadata.get(TASK_RETRIES, 0))
-    job.retries_before = scheduler.retries[job.msg_id]
-    return bool(job.retries_before < before)
-
-
-def _fail(scheduler: Any, job: Any) -> None:
-    scheduler.save_unmet(job)  # `fail_unreachable` removes it from where this puts it
-    scheduler.fail_unreachable(job.msg_id, partial(ImpossibleDependency, _WHY))
+def _reason(scheduler: Any, job: Any) -> str:
+    left = scheduler.retries[job.msg_id]
+    if left < job.metadata.get(TASK_RETRIES, 0):  # no engine accepts the same message again
+        return (
+            f"expected a rank on which this task has not failed, found none, with {left} of its "
+            "retries left. To see its error, give it fewer retries than there are ranks"
+        )
+    return (
+        "expected a rank that may run this task, found none: those of targets= and follow= have "
+        "ended, or none of the ranks meets its dependencies"
+    )
