@@ -350,7 +350,22 @@ def _numbering_requests(plain: Callable[..., Any]) -> Callable[..., Any]:
     return send
 
 
+def _noticing_end(plain: Callable[..., Any]) -> Callable[..., Any]:
+    """Has a client of another notebook's ranks look whether these run before it looks for engines:
+    without any, ipyparallel advises to wait for them.
+    """
+
+    @wraps(plain)
+    def build_targets(client: Any, targets: Any) -> Any:
+        client_requests.end_visits()
+        client_requests.refuse_ended(client)
+        return plain(client, targets)
+
+    return build_targets
+
+
 _CHANGED: dict[str, Callable[[Any], Any]] = {
+    "_build_targets": _noticing_end,
     "shutdown": _stopping_ranks,
     "wait": _waiting_for_cell,
     "send_signal": _reaching_ranks,
