@@ -370,12 +370,10 @@ def loss_text(
     if cause:
         what = f"{cause}; the ranks ended with it"
     elif found:
-        hello = hellos[found[0].rank]
-        what = f"rank {hello.rank} ({hello.host}, pid {hello.pid}, {hello.device}) "
-        what += ending(found[0].code, found[0].reason)
-        others = [rank for rank in range(size) if rank != hello.rank]
-        verb = "was" if len(others) == 1 else "were"
-        what += f"; {label(others)} {verb} killed with it" if others else ""
+        what, alike = _first_ends(found[0], ends, hellos, size)
+        others = [rank for rank in range(size) if rank not in alike]
+        verb, them = "was" if len(others) == 1 else "were", "it" if len(alike) == 1 else "them"
+        what += f"; {label(others)} {verb} killed with {them}" if others else ""
         said = "" if shown else last_lines(log_dir, ends, "")
     else:
         what = f"{describe_exits(ends).removesuffix('.')}; the ranks ended with it"
@@ -385,6 +383,22 @@ def loss_text(
         parts.append(f"Dead ranks are not replaced here: {not_replaced}.")
     parts.append(f"{NEXT_CELL} The logs are in {log_dir}")
     return "\n".join(filter(None, parts))
+
+
+def _first_ends(
+    first: ProcessExit, ends: Sequence[ProcessExit], hellos: Mapping[int, Hello], size: int
+) -> tuple[str, list[int]]:
+    """Returns how a rank ended, with those that ended in the same way, and these ranks.
+
+    No kill of the launcher has an exit code.
+    """
+    how = ending(first.code, first.reason)
+    alike = {end.rank for end in ends if end.code == first.code and end.rank >= 0}
+    alike = {first.rank} if first.code < 0 else alike
+    if len(alike) == 1:
+        hello = hellos[first.rank]
+        return f"rank {hello.rank} ({hello.host}, pid {hello.pid}, {hello.device}) {how}", [*alike]
+    return f"{f'all {size} ranks' if len(alike) == size else label(alike)} {how}", [*alike]
 
 
 def log_end(path: str, offset: int) -> str:

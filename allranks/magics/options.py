@@ -251,9 +251,12 @@ def parse_command(line: str) -> tuple[str, CommandOptions]:
         raise HelpShown
     if words[0] not in commands():
         closest = difflib.get_close_matches(words[0], commands(), 1)
+        typed = [*closest, *words[1:]] if closest else []
+        if words[0].partition("=")[0] in command_parser("start").words:
+            typed = ["start", *words]
         raise UsageError(
             f"expected a command, found {words[0]!r}. Type: %distributed "
-            + (" ".join([*closest, *words[1:]]) if closest else " | ".join(commands()))
+            + (" ".join(typed) if typed else " | ".join(commands()))
         )
     command = words[0]
     starts, named = command in _START_RANKS, command in _NAME_VARIABLES

@@ -19,6 +19,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 from allranks.collectives.calls.sites import Site, with_source
 from allranks.records.ranks import RUNNING, Activity, compact, label
@@ -342,8 +343,11 @@ class RankState:
         self.part = 0
         """The same, if the client sends nothing else before all ranks have answered. Else 0."""
         self.client = 0
-        """The client whose request the rank runs, by a number that all ranks have for it. 0 in a
-        cell."""
+        """The client whose request the main thread runs, by a number that all ranks have for it. 0
+        in a cell."""
+        self.clients_of_threads = WeakKeyDictionary[threading.Thread, int]()
+        """The same for the request in which a thread was started; of those started since the last
+        `serve`, it is `client`."""
         self.epoch = 0
         self.joined_epoch = 0
         """The epoch in which this process took the place of a dead rank; 0 if it did not."""
@@ -589,6 +593,12 @@ class RankState:
         """Whether another rank has left the request that this one runs by an error, or drops it."""
         last = self.board.get(rank, REQUEST)
         return self.request > 0 and last >> 32 == self.request >> 32 and last >= self.request
+
+    def serve(self, client: int) -> None:
+        """The main thread begins a request of this client; with 0 it has ended it."""
+        for thread in threading.enumerate():
+            self.clients_of_threads.setdefault(thread, self.client)
+        self.client = client
 
     def end_part(self, part: int) -> None:
         """Publishes that this rank has ended its part of a client's blocking call.

@@ -408,8 +408,8 @@ class World(RankState):
         Marks a call in a request of a client, so that no call of a cell, or of another client, is
         taken for it.
         """
-        if self.client:
-            call.packed = of_request(call.packed, self.client)
+        if client := self._client_of_call():
+            call.packed = of_request(call.packed, client)
         between = self.scope is PROCESS
         if self.strays_reported or not call.ordered or call.members.size == 1:
             return
@@ -421,6 +421,18 @@ class World(RankState):
                 "of another cell may be taken for it, and a result may be wrong. Wait for threads "
                 "and tasks in the cell that starts them."
             )
+
+    def _client_of_call(self) -> int:
+        """The client in whose request this thread makes a call; 0 for none.
+
+        A thread that goes on in the background belongs to the cell or request that started it:
+        those that run beside it begin and end at other times on each rank.
+        """
+        thread = threading.current_thread()
+        # Threads of libraries call for what the main thread runs.
+        if get_ident() == self.main_thread or isinstance(thread, threading._DummyThread):
+            return self.client
+        return self.clients_of_threads.get(thread, self.client)
 
     def join(self, call: Call) -> Any:
         return self._in_turn(call, self._join, call)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import linecache
 import sys
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from concurrent.futures import Future, wait
 from contextlib import suppress
 from functools import wraps
@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from allranks.cluster import cluster
 from allranks.errors import CellInterrupted, UsageError
 from allranks.features.ipyparallel import client_requests
-from allranks.features.ipyparallel.metadata import OF_RANKS, RUNS
+from allranks.features.ipyparallel.metadata import NOTEBOOK, OF_RANKS, RUNS
 from allranks.features.ipyparallel.px_results import running_cell
 from allranks.records.ranks import label
 
@@ -37,7 +37,12 @@ _BETWEEN = ("ipyparallel", "decorator", "allranks")
 _END_SECONDS = 3.0
 _ASK_SECONDS = 1.0
 _END = "type: ranks.interrupt()"
-_END_THERE = "type in the notebook that has the ranks: ranks.interrupt()"
+_END_REQUEST_THERE = 'type with your client: rc.send_signal("SIGINT")'
+#: A line that is typed there waits behind the cell that its kernel runs.
+_END_CELL_THERE = (
+    "use the stop button of the notebook that has the ranks; for a cell in the background, type "
+    "there: ranks.interrupt()"
+)
 _GOES_ON = "the wait was interrupted; the ranks go on with the request. To interrupt them as well,"
 _TASKS_GO_ON = (
     "the wait was interrupted; the tasks go on. To drop those that have yet to begin, type with "
@@ -119,18 +124,39 @@ def runs_before(requests: Collection[str]) -> str:
     """
     if cell := cell_before(requests):
         return cell
+    for client, ranks in client_requests.waiting_at(requests).items():
+        if first := _first(_answers(client, _ask(client, ranks, requests), _ASK_SECONDS)):
+            return first
+    for client, (tasks, ranks) in client_requests.waiting_tasks(requests).items():
+        others = _answers(client, _ask(client, ranks, tasks), _ASK_SECONDS)
+        # A rank that runs one of the tasks does not say so, and one that does not answer may.
+        if len(tasks) > len(ranks) - len(others) and (first := _first(others)):
+            return first
+    return ""
+
+
+def _ask(
+    client: Any, ranks: Iterable[int], requests: Collection[str]
+) -> dict[int, Future[list[Any]]]:
     asked = {}
-    for client, rank in client_requests.waiting_at(requests):
+    for rank in ranks:
         with suppress(LookupError, UsageError):  # it has died meanwhile, or all have
             asked[rank] = client_requests.ask(client, rank, requests)
-    return _first(_answers(asked, _ASK_SECONDS))
+    return asked
 
 
-def _answers(asked: Mapping[int, Future[list[Any]]], seconds: float) -> dict[int, str]:
+def _answers(client: Any, asked: Mapping[int, Future[list[Any]]], seconds: float) -> dict[int, str]:
     """Returns what ranks run that is none of the requests that they were asked for."""
     wait(asked.values(), seconds)
     told = {rank: one.result()[0]["content"] for rank, one in asked.items() if one.done()}
-    return {rank: said[RUNS] for rank, said in told.items() if RUNS in said}
+    runs = {rank: said[RUNS] for rank, said in told.items() if RUNS in said}
+    notebook = "" if _own_engines(client) else client._config.get(NOTEBOOK)
+    if not notebook:
+        return runs
+    return {
+        rank: f"{what} of {notebook}" if what.startswith("cell ") else what
+        for rank, what in runs.items()
+    }
 
 
 def _typed(result: Any, frame: FrameType) -> str:
@@ -156,8 +182,11 @@ def _own_engines(client: Any) -> dict[int, str]:
     return {rank: one for rank, one in ours.items() if client._engines.get(rank) == one}
 
 
-def _how_to_end(client: Any) -> str:
-    return _END if _own_engines(client) else _END_THERE
+def _how_to_end(client: Any, runs: Iterable[str] = ()) -> str:
+    """Returns what ends the requests of a client, or what ranks run before them, in words."""
+    if _own_engines(client):
+        return _END
+    return _END_REQUEST_THERE if all("request" in what for what in runs) else _END_CELL_THERE
 
 
 def _ranks_of(result: Any) -> list[int]:
@@ -185,7 +214,7 @@ def _end(result: Any, ranks: Collection[int]) -> dict[int, str] | None:
             # It has died meanwhile, or all have, which ends its request.
             with suppress(LookupError, UsageError):
                 asked[rank] = client_requests.interrupt(result._client, rank, result.msg_ids)
-        others = _answers(asked, _END_SECONDS)
+        others = _answers(result._client, asked, _END_SECONDS)
         if not any(others.values()):
             result.wait(_END_SECONDS)
     except KeyboardInterrupt:
@@ -201,7 +230,7 @@ def _told(
     ``cell``: which cell of this notebook comes before it, as `cell_before` has it.
     """
     if not result.ready():
-        end = _how_to_end(result._client)
+        end = _how_to_end(result._client, filter(None, (others or {}).values()))
         if first := cell or _first(others or {}):
             line = (
                 f"{call} was interrupted. {first} first; it goes on, and the call is left out "

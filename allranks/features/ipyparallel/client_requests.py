@@ -36,6 +36,8 @@ _given_up: set[str] = set()
 _ended: weakref.WeakSet[Any] = weakref.WeakSet()
 #: From which files clients know the ranks of other notebooks.
 _visits: weakref.WeakKeyDictionary[Any, Path] = weakref.WeakKeyDictionary()
+#: The requests that are tasks, with the engines that may run each; without any, all of them may.
+_tasks: weakref.WeakKeyDictionary[Any, frozenset[str]] = weakref.WeakKeyDictionary()
 #: Engines for which clients have waited in vain.
 _missed: set[str] = set()
 #: The numbers of the last calls of their views.
@@ -187,15 +189,42 @@ def ask(client: Any, rank: int, requests: Collection[str]) -> Future[list[Any]]:
     return _send_interrupt(client, [rank], {REQUESTS: sorted(requests), "sig": 0})
 
 
-def waiting_at(requests: Collection[str]) -> list[tuple[Any, int]]:
-    """Returns the clients and ranks that have not answered some of these requests of views."""
-    return [
-        (client, rank)
-        for client in _open_clients()
-        if client._config.get(OF_RANKS)
-        for rank, engine in list(client._engines.items())
-        if not client._outstanding_dict.get(engine, set()).isdisjoint(requests)
-    ]
+def waiting_at(requests: Collection[str]) -> dict[Any, list[int]]:
+    """Returns the clients, and their ranks that have not answered some of these requests of direct
+    views.
+    """
+    return {
+        client: [
+            rank
+            for rank, engine in list(client._engines.items())
+            if not client._outstanding_dict.get(engine, set()).isdisjoint(requests)
+        ]
+        for client in _clients_of_ranks()
+    }
+
+
+def note_task(request: Any, engines: Iterable[str]) -> None:
+    """Lets `waiting_tasks` know which engines may run a task."""
+    _tasks[request] = frozenset(engines)
+
+
+def waiting_tasks(requests: Collection[str]) -> dict[Any, tuple[list[str], list[int]]]:
+    """Returns the clients, and of these requests the tasks that have not been answered, with the
+    ranks that may run one.
+    """
+    found = {}
+    for client in _clients_of_ranks():
+        futures = {one: client._futures.get(one) for one in requests}
+        tasks = {one: _tasks[future] for one, future in futures.items() if future in _tasks}
+        engines = frozenset().union(*tasks.values()) if all(tasks.values()) else None
+        known = list(client._engines.items()) if tasks else []
+        ranks = [rank for rank, engine in known if engines is None or engine in engines]
+        found[client] = [*tasks], ranks
+    return found
+
+
+def _clients_of_ranks() -> list[Any]:
+    return [client for client in _open_clients() if client._config.get(OF_RANKS)]
 
 
 def interrupt_running(engines: Collection[str], cell: int | None = None) -> None:

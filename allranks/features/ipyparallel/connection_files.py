@@ -5,8 +5,10 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import re
 import socket
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ import psutil
 
 from allranks.cluster.cleanup import CleanupProcess
 from allranks.cluster.ipython_profile import profile_folder
+from allranks.errors import UsageError
 from allranks.features.ipyparallel.metadata import NOTEBOOK
 
 _SET_NAME = "allranks on "
@@ -21,6 +24,8 @@ _SET_NAME = "allranks on "
 _REMOVE = 'rm -f "$@"'
 _CLOSE_SECONDS = 10.0
 _CONNECT_SECONDS = 1.0
+#: Of the files for clients.
+_NAMES = re.compile(r"ipcontroller(-allranks-\d+-\d+)?-client\.json")
 _PROGRAMS = ("ipcluster", "ipcontroller", "ipyparallel.")
 
 
@@ -61,8 +66,34 @@ class ConnectionFiles:
             self._keeper.close(_CLOSE_SECONDS)
 
 
-#: The file that clients read if their user names no other one.
-CLIENT_FILE = "ipcontroller-client.json"
+def client_file(profile: Path, name: str = "") -> Path:
+    """Returns the file for clients of a cluster; without a name the one that they read if their
+    user names no other.
+    """
+    return _paths(profile / "security", name)[0]
+
+
+def check_file(named: Path) -> None:
+    """Raises UsageError if a file for clients that a user has named does not exist.
+
+    It is removed at the end of its ranks, and those that start next may have another one.
+    """
+    path = named.absolute()
+    if path.exists() or not _NAMES.fullmatch(path.name):
+        return
+    files = connection_files(path.parents[1]) if path.parent.name == "security" else {}
+    first = (
+        f"expected ranks at {path}, found no file: they have ended, or have yet to start. Type in "
+        "their notebook: %distributed start   and make the client again"
+    )
+    raise UsageError("\n".join([first, *how_to_connect(files)]))
+
+
+def how_to_connect(files: Mapping[Path, str]) -> list[str]:
+    """Returns lines with what to type to use the clusters of these files for clients."""
+    lines = [f"  ipp.Client({str(path)!r})  {what}" for path, what in files.items()]
+    first = "Other notebooks of yours have ranks. To use those, type one of:"
+    return [first, *lines] if lines else []
 
 
 def own_notebook() -> str:
@@ -70,10 +101,11 @@ def own_notebook() -> str:
     return os.environ.get("JPY_SESSION_NAME") or f"a program in {os.getcwd()}"
 
 
-def connection_files(profile: Path | None) -> dict[Path, str]:
+def connection_files(profile: Path | None, *, only_here: bool = False) -> dict[Path, str]:
     """Returns the files for clients of the clusters of this user's notebooks, and what these are.
 
-    A shared home also has those of other hosts, whose notebooks may have ended.
+    A shared home also has those of other hosts, whose notebooks may have ended; not if only those
+    on this host are asked for.
     """
     found: dict[Path, str] = {}
     if profile is None:
@@ -86,7 +118,7 @@ def connection_files(profile: Path | None) -> dict[Path, str]:
             size = engines["n"]
         except (OSError, ValueError, LookupError, TypeError, AttributeError):
             continue  # not one of ours, or removed just now
-        if name.startswith(_SET_NAME):
+        if name.startswith(_SET_NAME) and (name == _set_name() or not only_here):
             where = "" if name == _set_name() else f" on {name.removeprefix(_SET_NAME)}"
             client = _paths(folder, path.stem.removeprefix("cluster-"))[0]
             found[client] = f"{size} ranks{where}{_of_notebook(client)}"

@@ -21,6 +21,7 @@ from ipyparallel.controller.heartmonitor import HeartMonitor
 
 from allranks.engine import processes
 from allranks.features.ipyparallel.engine import HEARTBEAT_MS, allow_ipv6
+from allranks.features.ipyparallel.impossible_tasks import fail_impossible_tasks
 from allranks.features.ipyparallel.metadata import OF_RANKS
 from allranks.records.config import family_of
 
@@ -123,6 +124,7 @@ def run(
     # One scheduler, because one port is reserved for it.
     config.IPController.broadcast_scheduler_depth = 0
     name_coalesced_targets()
+    fail_impossible_tasks()
     config.IPController.db_class = "NoDB"
     # Without these, initialize() would choose other ports.
     controller.engine_info, controller.client_info = engine, client

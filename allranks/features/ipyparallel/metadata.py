@@ -7,6 +7,9 @@ BLOCKS = "allranks_blocks"
 #: The rank that gives a notice, for instance that it waits for another one.
 NOTICE_OF = "allranks_notice_of"
 
+#: ipyparallel's own, only in requests of load-balanced views, which any free engine may run.
+TASK_RETRIES = "retries"
+
 #: In what a client reads to connect: that its engines are ranks.
 OF_RANKS = "allranks"
 #: In an interrupt: the requests that it is for, also if they have yet to begin.

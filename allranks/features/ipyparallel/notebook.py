@@ -32,9 +32,11 @@ from allranks.features.ipyparallel import client_requests
 from allranks.features.ipyparallel.blocking_calls import end_by_interrupt
 from allranks.features.ipyparallel.clients import RankClients
 from allranks.features.ipyparallel.connection_files import (
-    CLIENT_FILE,
     a_cluster_may_start,
+    check_file,
+    client_file,
     connection_files,
+    how_to_connect,
     may_answer,
 )
 from allranks.features.ipyparallel.late_notices import (
@@ -43,7 +45,7 @@ from allranks.features.ipyparallel.late_notices import (
     show_in_results,
     show_in_waits,
 )
-from allranks.features.ipyparallel.metadata import NOTEBOOK, OF_RANKS
+from allranks.features.ipyparallel.metadata import NOTEBOOK, TASK_RETRIES
 from allranks.features.ipyparallel.px_results import PxResult, in_background
 from allranks.post_import import PostImportHook
 from allranks.records import requests
@@ -79,21 +81,23 @@ class ClientPatch:
 
         @wraps(plain)
         def init(client: Any, connection_info: Any = None, **options: Any) -> None:
-            named, whose = any(map(options.get, _NAMES_FILE)), ""
+            read, chosen = connection_info, any(map(options.get, _NAMES_FILE))
             # ``Cluster.from_file()`` has read the file although its user has named none.
-            if not named and (connection_info is None or options.get("cluster") is not None):
-                waits = connection_info is None and options.get("timeout") is None
-                own = self._own(options, waits)
-                whose = _whose(connection_info, own)
-                connection_info = own or connection_info
+            if not chosen and (read is None or options.get("cluster") is not None):
+                waits = read is None and options.get("timeout") is None
+                connection_info = self._own(options, waits) or read
+            else:
+                chosen = True
+            file = _file(connection_info, options)
+            if isinstance(connection_info, str | Path):
+                check_file(Path(connection_info))
             plain(client, connection_info, **options)
-            if whose:
+            if whose := _whose(client, read, chosen):
                 print(whose, file=sys.stderr)
             NotebookClients.holds_cells = _REQUEST
             client_requests.follow(client)
-            file = options.get("url_file") or connection_info
-            if isinstance(file, str | Path) and client._config.get(OF_RANKS):
-                client_requests.visit(client, Path(file).expanduser().absolute())
+            if file is not None and NOTEBOOK in client._config:
+                client_requests.visit(client, file)
 
         kind.__init__ = init
         for name, change in _CHANGED.items():
@@ -129,7 +133,7 @@ class ClientPatch:
         profile = _profile(options) if chosen else profile_folder()
         files = connection_files(profile)
         # Courses connect by the profile of a cluster that was started in a shell.
-        found = profile / "security" / CLIENT_FILE if profile is not None else None
+        found = client_file(profile) if profile is not None else None
         if found is not None and found not in files and may_answer(found):
             return None
         if running is not None:
@@ -144,27 +148,37 @@ class ClientPatch:
                 "neither. Type: %distributed start   To wait until a cluster has started "
                 "elsewhere, give a time: ipp.Client(timeout=60)"
             )
-        lines = [f"  ipp.Client({str(path)!r})  {what}" for path, what in files.items()]
         raise UsageError(
             "ipp.Client() expected ranks of this notebook, found none. Type: %distributed start\n"
-            "Other notebooks of yours have ranks. To use those, type one of:\n" + "\n".join(lines)
+            + "\n".join(how_to_connect(files))
         )
 
 
-def _whose(read: Any, own: dict[str, Any] | None) -> str:
-    """Returns whose ranks a client gets if the file that was ``read`` is another notebook's; else
-    "".
+def _file(connection_info: Any, options: dict[str, Any]) -> Path | None:
+    """Returns the file by which a client finds its cluster; None if it can have none."""
+    named = options.get("url_file") or connection_info
+    if isinstance(named, str | Path):
+        return Path(named).expanduser().absolute()
+    folder = _profile(options) if any(map(options.get, _CHOOSES_FOLDER)) else profile_folder()
+    return None if folder is None else client_file(folder, options.get("cluster_id") or "")
+
+
+def _whose(client: Any, read: Any, chosen: bool) -> str:
+    """Returns whose ranks a client has, if its user may expect others; else "".
+
+    A file that the user has ``chosen`` may be of other ranks by now: it has the first free name.
+    Else ``read`` may be what was in another notebook's file.
     """
-    if not isinstance(read, dict) or NOTEBOOK not in read:
+    key, whose = client._config.get("key"), client._config.get(NOTEBOOK)
+    running = cluster.running()
+    if running is not None and key == _key(running):
+        if isinstance(read, dict) and NOTEBOOK in read and read.get("key") != key:
+            return f"The client has the ranks of this notebook, not those of {read[NOTEBOOK]}"
+        return "The client has the ranks of this notebook" if whose and chosen else ""
+    if not whose:
         return ""
-    if own is None:
-        return (
-            f"The client has the ranks of {read[NOTEBOOK]}. For ranks of this notebook, type: "
-            "%distributed start   and make the client again"
-        )
-    if own.get("key") == read.get("key"):
-        return ""
-    return f"The client has the ranks of this notebook, not those of {read[NOTEBOOK]}"
+    advice = "For ranks of this notebook, type: %distributed start   and make the client again"
+    return f"The client has the ranks of {whose}" + ("" if chosen else f". {advice}")
 
 
 def _ranks_of(client: Any) -> Cluster | None:
@@ -328,12 +342,30 @@ def _numbering_requests(plain: Callable[..., Any]) -> Callable[..., Any]:
             if notebook := os.path.basename(os.environ.get("JPY_SESSION_NAME", "")):
                 more = {**more, NOTEBOOK: notebook}
             options["metadata"] = {**(options.get("metadata") or {}), **more}
-        return plain(client, socket, kind, *arguments, **options)
+        request = plain(client, socket, kind, *arguments, **options)
+        if TASK_RETRIES in (about := options.get("metadata") or {}):
+            client_requests.note_task(request, about["targets"])
+        return request
 
     return send
 
 
+def _noticing_end(plain: Callable[..., Any]) -> Callable[..., Any]:
+    """Has a client of another notebook's ranks look whether these run before it looks for engines:
+    without any, ipyparallel advises to wait for them.
+    """
+
+    @wraps(plain)
+    def build_targets(client: Any, targets: Any) -> Any:
+        client_requests.end_visits()
+        client_requests.refuse_ended(client)
+        return plain(client, targets)
+
+    return build_targets
+
+
 _CHANGED: dict[str, Callable[[Any], Any]] = {
+    "_build_targets": _noticing_end,
     "shutdown": _stopping_ranks,
     "wait": _waiting_for_cell,
     "send_signal": _reaching_ranks,

@@ -83,6 +83,7 @@ class PxMagics(Magics):
         except HelpShown:
             return nothing_to_run()
         text = line if cell is None else below_magic(f"%%px {line}", cell)
+        px_names.say_which_start(self._distributed.session)
         if self._last is not None:
             self._wait_for(self._last)
         if not waits:
@@ -244,6 +245,7 @@ class PxMagics(Magics):
         from_end = text.startswith("-") and text[1:].isdecimal()
         if not from_end and ":" not in text:
             return text
+        px_names.say_which_start(self._distributed.session)
         size = self._distributed.session.cluster().size
         if from_end:
             return str(size + int(text)) if -size <= int(text) < 0 else text

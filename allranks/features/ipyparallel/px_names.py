@@ -10,12 +10,27 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from allranks.cluster.ipython_profile import profile_folder
+from allranks.features.ipyparallel.connection_files import connection_files
 from allranks.magics.session import Session, described, is_looked_at
 from allranks.records.ranks import label
 
 _LOG_NBYTES = 10_000
 #: What ipyparallel's clients and views have since they were made, not their classes.
 _PARTS = ("executor", "session")
+
+
+def say_which_start(session: Session) -> None:
+    """Says that ranks of this notebook start, if another notebook has some: ipyparallel would use
+    those.
+    """
+    if session.running is not None or session.where():
+        return
+    if found := connection_files(profile_folder(), only_here=True):
+        print(
+            f"Starting ranks of this notebook, beside {' and '.join(found.values())}. To use those "
+            "in place of these, type: %distributed stop   and then: %distributed attach"
+        )
 
 
 class ClientProxy:
@@ -30,6 +45,7 @@ class ClientProxy:
     def _make(self) -> Any:
         if is_looked_at():
             raise TypeError("a look starts no ranks")
+        say_which_start(self._session)
         client = self._session.cluster().client()
         return client[:] if self._is_view else client
 

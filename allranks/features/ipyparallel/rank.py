@@ -36,6 +36,7 @@ from allranks.features.ipyparallel.metadata import (
     NOTICE_OF,
     REQUESTS,
     RUNS,
+    TASK_RETRIES,
 )
 from allranks.records.wire import Ends
 
@@ -45,8 +46,6 @@ _CLIENT = -1
 #: An interrupt is answered when the request has ended, or after this time. ipyparallel's client
 #: waits for the answer, so that its next request on all ranks meets none that has yet to fail.
 INTERRUPTED_SECONDS = 2.0
-#: In the metadata of requests that ipyparallel gives to any free engine.
-_OF_A_TASK = "retries"
 
 #: The file name of the line by which ipyparallel calls a function.
 _CALL = "<string>"
@@ -127,15 +126,16 @@ class ClientRequests(RankFeature):
                 self._after_cell, self._has_begun = self._wire.cell, False
                 self._alone, self._epochs.in_request = alone, _about(parent)
                 self._ids = _ids_of(parent)
-                self._is_task = _OF_A_TASK in parent["metadata"]
-                this.client = _client_of(parent) if alone else 0
+                self._is_task = TASK_RETRIES in parent["metadata"]
+                this.serve(_client_of(parent) if alone else 0)
                 this.request = 0 if self._is_task or not alone else _number_of(parent, this.rank)
                 this.part = this.request if parent["metadata"].get(BLOCKS) else 0
                 done = handle(stream, ident, parent)
                 if inspect.isawaitable(done):
                     await done
             finally:
-                self._ids, self._epochs.in_request, this.client = frozenset(), None, 0
+                self._ids, self._epochs.in_request = frozenset(), None
+                this.serve(0)
                 part, this.request, this.part = this.part, 0, 0
                 self._shown_before = None  # it has the variables of its frames
                 if part and not _goes_on(this, threads):

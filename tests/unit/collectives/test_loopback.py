@@ -261,6 +261,48 @@ def test_calls_of_two_groups_in_two_threads_of_a_rank_overlap(
     assert loopback.run(3, call_all) == [(every, some), (every, some), (every, [])]
 
 
+@pytest.mark.parametrize(
+    ("started", "beside", "total"),
+    [
+        ((0, 0), (5, 0), 1),
+        ((0, 0), (5, 6), 1),
+        ((5, 5), (5, 6), 1),
+        ((5, 5), (5, 0), 1),
+        ((5, 0), (5, 5), "mismatch"),
+        ((5, 6), (0, 0), "mismatch"),
+    ],
+)
+def test_a_call_of_a_thread_is_of_the_request_that_started_it_whatever_runs_beside_it(
+    started: tuple[int, int], beside: tuple[int, int], total: object
+) -> None:
+    """Of both ranks: the client whose request starts the thread, and that of the request which runs
+    when the thread makes its call; 0 for a cell.
+    """
+
+    def call_all() -> list[object]:
+        this, begin, found = worlds.current(), threading.Event(), list[object]()
+        this.notebook = this.strays_reported = True
+
+        def in_thread() -> None:
+            worlds.set_thread(this)
+            begin.wait()
+            try:
+                found.append(c.allreduce(c.rank(), c.Sum))
+            except CollectiveMismatch:
+                found.append("mismatch")
+
+        this.serve(started[c.rank()])
+        thread = threading.Thread(target=in_thread)
+        thread.start()
+        this.serve(0)
+        this.serve(beside[c.rank()])
+        begin.set()
+        thread.join()
+        return found
+
+    assert loopback.run(2, call_all) == [[total]] * 2
+
+
 def test_a_call_that_was_interrupted_as_it_waited_for_its_turn_is_no_longer_queued():
     class Interrupted:
         """The lock, which another thread has."""

@@ -10,7 +10,7 @@ from allranks.cluster import cluster
 from allranks.errors import CellInterrupted
 from allranks.features.ipyparallel import blocking_calls, client_requests, px_results
 from allranks.features.ipyparallel.blocking_calls import end_by_interrupt
-from allranks.features.ipyparallel.metadata import OF_RANKS, REQUESTS, RUNS
+from allranks.features.ipyparallel.metadata import NOTEBOOK, OF_RANKS, REQUESTS, RUNS
 
 
 class Result:
@@ -244,15 +244,38 @@ def test_a_call_on_ranks_of_another_notebook_ends_as_one_on_its_own(get, others)
     assert others._client.interrupted == [1]
 
 
-@pytest.mark.parametrize("runs", ["cell In[3]", "a request of another client"])
-def test_what_another_notebooks_ranks_run_first_is_named(get, others, runs):
+OF_ANOTHER = {
+    "cell In[3]": (
+        "cell In[3] of /course/lab.ipynb",
+        "use the stop button of the notebook that has the ranks; for a cell in the background, "
+        "type there: ranks.interrupt()",
+    ),
+    "a request of another client": (
+        "a request of another client",
+        'type with your client: rc.send_signal("SIGINT")',
+    ),
+}
+
+
+@pytest.mark.parametrize("runs", OF_ANOTHER)
+def test_what_another_notebooks_ranks_run_first_is_named_with_what_ends_it(get, others, runs):
     others._reacts, others._client.runs = False, {1: runs}
+    others._client._config[NOTEBOOK] = "/course/lab.ipynb"
     with pytest.raises(CellInterrupted) as told:
         get(others)
+    first, end = OF_ANOTHER[runs]
     assert str(told.value) == (
-        f"the call of f was interrupted. rank 1 runs {runs} first; it goes on, and the call is "
-        "left out after it. To end it, type in the notebook that has the ranks: ranks.interrupt()"
+        f"the call of f was interrupted. rank 1 runs {first} first; it goes on, and the call is "
+        f"left out after it. To end it, {end}"
     )
+
+
+def test_tasks_on_ranks_of_another_notebook_end_by_the_client(get, others):
+    others._targets = []
+    others._client._outstanding_dict.clear()
+    others._reacts = False
+    with pytest.raises(CellInterrupted, match=r'rc\.abort\(\) .*: rc\.send_signal\("SIGINT"\)$'):
+        get(others)
 
 
 def test_no_notebook_is_advised_to_kill_ranks_of_another_one(get, others, monkeypatch):

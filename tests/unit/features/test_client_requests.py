@@ -3,6 +3,7 @@
 import socket
 from collections import defaultdict
 from concurrent.futures import Future
+from contextlib import ExitStack
 from types import SimpleNamespace
 
 import ipyparallel
@@ -11,6 +12,7 @@ import pytest
 from allranks.errors import UsageError
 from allranks.features.ipyparallel import client_requests
 from allranks.features.ipyparallel.metadata import CLIENT, NOTEBOOK, REQUESTS
+from allranks.features.ipyparallel.notebook import ClientPatch
 from tests.unit.features.unconnected_client import Unconnected
 
 
@@ -196,3 +198,15 @@ def test_a_client_ends_when_the_file_of_its_ranks_is_removed(unconnected, tmp_pa
     assert not client_requests.end_visits()
     with pytest.raises(UsageError, match="expected ranks of another notebook, found"):
         unconnected[:].apply_async(abs, 1)
+
+
+def test_a_view_of_another_notebooks_ranks_says_that_they_have_ended_also_without_engines(
+    unconnected, tmp_path
+):
+    unconnected._config = {"key": "theirs", NOTEBOOK: "/course/lab.ipynb"}
+    client_requests.visit(unconnected, tmp_path / "client.json")
+    unconnected._ids = []
+    with ExitStack() as undo:
+        ClientPatch(undo)
+        with pytest.raises(UsageError, match=r"expected ranks of /course/lab\.ipynb, found that"):
+            unconnected[:].apply_async(abs, 1)

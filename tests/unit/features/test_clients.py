@@ -6,6 +6,7 @@ import signal
 import socket
 import subprocess
 from contextlib import ExitStack, nullcontext
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -16,14 +17,18 @@ from allranks.cluster.features import ClusterContext
 from allranks.errors import UsageError
 from allranks.features.ipyparallel import client_requests, notebook
 from allranks.features.ipyparallel.clients import RankClients
-from allranks.features.ipyparallel.connection_files import ConnectionFiles, _set_name
+from allranks.features.ipyparallel.connection_files import (
+    ConnectionFiles,
+    _set_name,
+    connection_files,
+)
 from allranks.features.ipyparallel.metadata import REQUESTS
 from allranks.features.ipyparallel.notebook import ClientPatch, NotebookClients
 from allranks.magics import hints
 from allranks.records.agent import Again, AgentExit, Controller, ControllerExit, Registered
 
 FILE = "ipcontroller-client.json"
-OWN = {"of": "this notebook"}
+OWN = {"of": "this notebook", "key": "ours"}
 THEIRS = {"key": "theirs", "allranks_notebook": "/course/lab.ipynb"}
 CHOICES = [
     {},
@@ -46,9 +51,14 @@ def security(tmp_path, monkeypatch):
 def connected(monkeypatch):
     """What each client was made with, in place of a connection."""
     made = []
-    monkeypatch.setattr(
-        Client, "__init__", lambda client, info=None, **options: made.append((info, options))
-    )
+
+    def connect(client, info=None, **options):
+        made.append((info, options))
+        if isinstance(info, str):
+            info = json.loads(Path(info).read_text())
+        client._config = info or (THEIRS if "cluster_id" in options else {})
+
+    monkeypatch.setattr(Client, "__init__", connect)
     monkeypatch.setattr(Client, "__del__", lambda client: None)
     return made
 
@@ -84,11 +94,13 @@ def options(request, tmp_path):
 
 
 def client(ranks, *given, **options):
-    running = SimpleNamespace(connection_information=lambda: OWN) if ranks else None
+    hooks = SimpleNamespace(command=lambda name: OWN)
+    running = SimpleNamespace(connection_information=lambda: OWN)
+    running.cells = SimpleNamespace(hooks=hooks)
     with ExitStack() as undo, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cluster, "session", SimpleNamespace(running=running))
+        patch.setattr(cluster, "session", SimpleNamespace(running=running if ranks else None))
         ClientPatch(undo)
-        Client(*given, **options)
+        return Client(*given, **options)
 
 
 def test_it_is_not_another_notebooks_unless_its_file_is_named(other_notebook, connected, options):
@@ -131,6 +143,7 @@ def test_a_notebook_on_another_host_of_the_same_home_is_another_notebook(securit
     with pytest.raises(UsageError, match=r"3 ranks on .*-2"):
         client(False, profile="default")
     assert connected == []
+    assert connection_files(security.parent, only_here=True) == {}
 
 
 def test_where_a_cluster_was_read_from_a_file_it_is_said_whose_ranks_these_are(
@@ -145,10 +158,59 @@ def test_where_a_cluster_was_read_from_a_file_it_is_said_whose_ranks_these_are(
     client(True, THEIRS, **read)
     said = "The client has the ranks of this notebook, not those of /course/lab.ipynb\n"
     assert capsys.readouterr().err == said
-    client(False, THEIRS, **read, cluster_id="allranks-1-1")
     client(True, OWN | {"allranks_notebook": "/mine.ipynb"}, **read)
     assert capsys.readouterr().err == ""
-    assert [info for info, _ in connected] == [THEIRS, OWN, THEIRS, OWN]
+    assert [info for info, _ in connected] == [THEIRS, OWN, OWN]
+
+
+@pytest.mark.parametrize("ranks", [False, True], ids=["without ranks", "with ranks"])
+@pytest.mark.usefixtures("connected")
+def test_whose_ranks_are_at_a_chosen_file_is_said(other_notebook, capsys, ranks):
+    read = {"cluster": object(), "cluster_id": "allranks-1-1"}
+    client(ranks, str(other_notebook))
+    client(ranks, THEIRS)
+    client(ranks, THEIRS, **read)
+    assert capsys.readouterr().err == 3 * "The client has the ranks of /course/lab.ipynb\n"
+    own = OWN | {"allranks_notebook": "/mine.ipynb"}
+    other_notebook.write_text(json.dumps(own))  # it had another name before
+    client(True, str(other_notebook))
+    assert capsys.readouterr().err == "The client has the ranks of this notebook\n"
+
+
+SECOND = "allranks-1-1"
+FOUND_BY = {
+    "its file": lambda folder: ((f"{folder}/{FILE}",), {}),
+    "the name of its cluster": lambda folder: ((), {"cluster_id": SECOND}),
+    "a profile": lambda folder: ((), {"cluster_id": SECOND, "profile_dir": str(folder.parent)}),
+    "a cluster": lambda folder: ((THEIRS,), {"cluster": object(), "profile_dir": folder.parent}),
+    "a second cluster": lambda folder: ((THEIRS,), {"cluster": object(), "cluster_id": SECOND}),
+}
+
+
+@pytest.mark.parametrize("name", FOUND_BY)
+@pytest.mark.usefixtures("connected")
+def test_a_client_of_another_notebooks_ranks_ends_with_them_however_it_has_found_them(
+    other_notebook, monkeypatch, name
+):
+    visits = []
+    monkeypatch.setattr(client_requests, "visit", lambda _, file: visits.append(file.name))
+    given, options = FOUND_BY[name](other_notebook.parent)
+    client(False, *given, **options)
+    assert visits == [f"ipcontroller-{SECOND}-client.json" if "cluster_id" in options else FILE]
+
+
+@pytest.mark.parametrize("name", [FILE, "ipcontroller-allranks-17-1-client.json"])
+def test_a_chosen_file_of_ranks_that_does_not_exist_says_what_to_type(security, connected, name):
+    said = "found no file: they have ended, or have yet to start. Type in their notebook: %distrib"
+    with pytest.raises(UsageError, match=said) as found:
+        client(False, str(security / name))
+    assert "\n" not in str(found.value)
+    files = ConnectionFiles(4)
+    files.write(THEIRS, {}, None)
+    with pytest.raises(UsageError, match=r"4 ranks of /course/lab\.ipynb$"):
+        client(False, str(security / "ipcontroller-allranks-99-1-client.json"))
+    files.close()
+    assert connected == []
 
 
 def controller_file(security, place):

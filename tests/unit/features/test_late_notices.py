@@ -145,6 +145,41 @@ def test_a_wait_asks_the_ranks_of_another_notebook_what_comes_first(requests, mo
     assert capsys.readouterr().err == "the request waits: rank 1 runs cell In[3] first\n"
 
 
+#: The number of tasks, the ranks that may run them, what each rank runs in place of one, and what a
+#: wait says.
+TASKS = {
+    "one of two has begun": (2, None, {0: "cell In[3]"}, "rank 0 runs cell In[3]"),
+    "none has begun": (1, None, {0: "cell In[3]", 1: ""}, "rank 0 runs cell In[3]"),
+    "of one rank": (1, [1], {0: "cell In[3]", 1: "cell In[4]"}, "rank 1 runs cell In[4]"),
+    "all have begun": (1, None, {0: "cell In[3]"}, ""),
+}
+
+
+@pytest.mark.parametrize(("tasks", "targets", "runs", "says"), TASKS.values(), ids=TASKS.keys())
+def test_a_wait_for_tasks_says_what_ranks_run_before_them(
+    requests, monkeypatch, capsys, tasks, targets, runs, says
+):
+    ranks(monkeypatch, pending=())
+    client = requests.client
+    client_requests.follow(client)
+    client._config = {OF_RANKS: "yes"}
+    monkeypatch.setattr(late_notices, "_QUIET_SECONDS", -1.0)
+    result = client.load_balanced_view(targets).map_async(abs, [1] * tasks)
+
+    def ask(client, rank, ids):
+        assert {*ids} == {*result.msg_ids}
+        for child in result._children:
+            if not child.done():
+                child.set_result([1])
+        answer = Future()
+        answer.set_result([{"content": {RUNS: runs[rank]} if rank in runs else {}}])
+        return answer
+
+    monkeypatch.setattr(client_requests, "ask", ask)
+    result.wait()
+    assert capsys.readouterr().err == (f"the request waits: {says} first\n" if says else "")
+
+
 def test_a_wait_for_other_ranks_than_those_of_the_cell_is_quiet(requests, monkeypatch, capsys):
     ranks(monkeypatch, pending=(0,))
     client_requests.follow(requests.client)

@@ -6,6 +6,8 @@ import pytest
 from IPython.core.completer import provisionalcompleter
 from IPython.core.interactiveshell import InteractiveShell
 
+from allranks.features.ipyparallel import px_names
+from allranks.features.ipyparallel.px_magics import PxMagics
 from allranks.features.ipyparallel.px_names import variables
 
 
@@ -14,6 +16,9 @@ class Session:
 
     def __init__(self):
         self.running = None
+
+    def where(self):
+        return ""
 
     def cluster(self):
         self.running = SimpleNamespace(size=2, client=Client)
@@ -31,7 +36,15 @@ class Client(list):
 
 
 @pytest.fixture
-def session():
+def others(monkeypatch):
+    """The ranks of other notebooks, by their files."""
+    found = {}
+    monkeypatch.setattr(px_names, "connection_files", lambda _, only_here: found)
+    return found
+
+
+@pytest.fixture
+def session(others):
     return Session()
 
 
@@ -62,6 +75,26 @@ def test_a_look_at_one_starts_no_ranks(session, name, what, method):
 def test_the_first_use_starts_them(session, use):
     assert use(variables(session)["rc"]) in (2, [0, 1], (0, 1))
     assert session.running is not None
+
+
+def use_px(session):
+    magics = SimpleNamespace(session=session, send=lambda *_: session.cluster())
+    PxMagics(InteractiveShell(), magics).px("1")
+
+
+@pytest.mark.parametrize("use", [lambda session: len(variables(session)["rc"]), use_px])
+def test_what_starts_ranks_beside_those_of_another_notebook_says_how_to_use_those(
+    session, others, use, capsys
+):
+    others["file"] = "4 ranks of /course/lab.ipynb"
+    for _ in range(2):
+        use(session)
+    session.running, session.where = None, lambda: "watched"  # by %distributed attach
+    use(session)
+    assert capsys.readouterr().out == (
+        "Starting ranks of this notebook, beside 4 ranks of /course/lab.ipynb. To use those in "
+        "place of these, type: %distributed stop   and then: %distributed attach\n"
+    )
 
 
 @pytest.mark.parametrize(("name", "part"), [("dv", "executor"), ("rc", "session")])
