@@ -289,9 +289,10 @@ class VersionedFiles:
         """The folders to try; those in memory only if all ranks' files fit."""
         for folder in self._folders:
             if folder.startswith(_MEMORY):
-                found = os.statvfs(folder)
-                if found.f_bavail * found.f_frsize < nbytes * self._size + _SPARED_NBYTES:
-                    continue
+                with suppress(OSError):  # it is gone: the error of a file in it says so
+                    found = os.statvfs(folder)
+                    if found.f_bavail * found.f_frsize < nbytes * self._size + _SPARED_NBYTES:
+                        continue
             yield folder
 
     def _found(self) -> dict[int, dict[int, tuple[str, str]]]:

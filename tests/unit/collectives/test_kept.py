@@ -77,6 +77,15 @@ def test_what_could_not_be_written_is_said_and_leaves_the_version_before(tmp_pat
     assert gone.newest() == 0
 
 
+def test_a_folder_in_memory_that_is_gone_is_said_too(tmp_path, monkeypatch):
+    gone = tmp_path / "gone"
+    monkeypatch.setattr(kept, "_MEMORY", str(gone))
+    monkeypatch.setattr(kept, "_WAITED_FOR_NBYTES", 0)
+    series = VersionedFiles([str(gone)], "cells", 0, 1, None)
+    series.write(1, {0: pieces_of(snapshot({"x": 1}, 0, copy=True))})
+    assert "No such file or directory" in series.settle()
+
+
 def test_a_file_under_way_is_waited_for_also_after_an_interrupt(tmp_path, monkeypatch):
     series, goes_on = VersionedFiles([str(tmp_path)], "cells", 0, 1, None), threading.Event()
     monkeypatch.setattr(series, "_write_file", lambda *_: goes_on.wait() and "written late")
