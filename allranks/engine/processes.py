@@ -42,6 +42,7 @@ _LIMITS = "memory.max", "memory.limit_in_bytes"
 _COUNTS = "memory.events", "memory.oom_control"
 _ANY_NUMBER = 1 << 60
 _LOOK_SECONDS, _RECENT_SECONDS = 0.4, 10.0
+_AGAIN_SECONDS = 1.0
 _KIB = 1024
 _TRACKER = "multiprocessing.resource_tracker"
 _COMPRESSED = {"bz2", "gzip", "lzma", "zipfile"}
@@ -160,11 +161,12 @@ def end_descendants(alone_seconds: float, agents_seconds: float) -> None:
             )
             # A process that was started meanwhile is a child once its parent, just killed, ends.
             later = (s - waited for s in (limits.TRACKER_SECONDS, agents_seconds) if s > waited)
-            wait(min(later, default=None))
+            # And again: a look at all processes may have missed one, whose end no signal reports.
+            wait(min([*later, _AGAIN_SECONDS]))
 
 
 @contextmanager
-def _waiting_for_children() -> Iterator[Callable[[float | None], None]]:
+def _waiting_for_children() -> Iterator[Callable[[float], None]]:
     """Within, the function waits until a child has ended, or for a time in seconds.
 
     In the main thread only.
@@ -176,7 +178,7 @@ def _waiting_for_children() -> Iterator[Callable[[float | None], None]]:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
     before = signal.set_wakeup_fd(wake_writer, warn_on_full_buffer=False)
 
-    def wait(seconds: float | None) -> None:
+    def wait(seconds: float) -> None:
         if select.select([wake], [], [], seconds)[0]:
             os.read(wake, 4096)
 

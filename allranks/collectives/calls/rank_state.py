@@ -15,12 +15,14 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures.thread import _worker
 from contextlib import contextmanager
 from dataclasses import dataclass
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
+from allranks.collectives.calls.frames import frames_of_threads
 from allranks.collectives.calls.sites import Site, with_source
 from allranks.records.ranks import RUNNING, Activity, compact, label
 
@@ -347,7 +349,7 @@ class RankState:
         in a cell."""
         self.clients_of_threads = WeakKeyDictionary[threading.Thread, int]()
         """The same for the request in which a thread was started; of those started since the last
-        `serve`, it is `client`."""
+        `serve`, and of a pool's that have had no work then, it is `client`."""
         self.epoch = 0
         self.joined_epoch = 0
         """The epoch in which this process took the place of a dead rank; 0 if it did not."""
@@ -596,8 +598,14 @@ class RankState:
 
     def serve(self, client: int) -> None:
         """The main thread begins a request of this client; with 0 it has ended it."""
+        # Which thread of a pool gets work, or whether another one is started, depends on time.
+        tops = ((ident, frame.f_code) for ident, frame in frames_of_threads().items())
+        idle = {ident for ident, code in tops if code is _worker.__code__}
         for thread in threading.enumerate():
-            self.clients_of_threads.setdefault(thread, self.client)
+            if thread.ident in idle:
+                self.clients_of_threads.pop(thread, None)
+            else:
+                self.clients_of_threads.setdefault(thread, self.client)
         self.client = client
 
     def end_part(self, part: int) -> None:

@@ -34,6 +34,7 @@ from allranks.collectives.ops import operations
 from allranks.collectives.world.world import World
 from allranks.errors import UsageError
 from allranks.records import wire
+from allranks.records.deferred import deferred
 from allranks.records.ranks import copy_holders, label
 
 _MEMORY = "/dev/shm/"
@@ -209,8 +210,9 @@ class VersionedFiles:
         writer = threading.Thread(
             target=self._write, args=(version, files, writing), name="allranks-keep", daemon=True
         )
-        writer.start()
-        self._writing = writing  # only now: if an interrupt comes before, it is never released
+        with deferred():  # else no call waits for a thread that has been started
+            writer.start()
+            self._writing = writing
         if sum(map(_nbytes, files.values())) <= _WAITED_FOR_NBYTES:
             self.wait()
 

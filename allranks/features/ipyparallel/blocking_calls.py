@@ -186,7 +186,8 @@ def _how_to_end(client: Any, runs: Iterable[str] = ()) -> str:
     """Returns what ends the requests of a client, or what ranks run before them, in words."""
     if _own_engines(client):
         return _END
-    return _END_REQUEST_THERE if all("request" in what for what in runs) else _END_CELL_THERE
+    runs_cell = any(what.startswith("cell ") for what in runs)
+    return _END_CELL_THERE if runs_cell else _END_REQUEST_THERE
 
 
 def _ranks_of(result: Any) -> list[int]:

@@ -73,8 +73,12 @@ def client_file(profile: Path, name: str = "") -> Path:
     return _paths(profile / "security", name)[0]
 
 
+class NoConnectionFile(UsageError, OSError):
+    """There is no such file; ipyparallel raises an OSError, and programs wait for files by it."""
+
+
 def check_file(named: Path) -> None:
-    """Raises UsageError if a file for clients that a user has named does not exist.
+    """Raises NoConnectionFile if a file for clients that a user has named does not exist.
 
     It is removed at the end of its ranks, and those that start next may have another one.
     """
@@ -83,10 +87,10 @@ def check_file(named: Path) -> None:
         return
     files = connection_files(path.parents[1]) if path.parent.name == "security" else {}
     first = (
-        f"expected ranks at {path}, found no file: they have ended, or have yet to start. Type in "
-        "their notebook: %distributed start   and make the client again"
+        f"expected ranks at {path}, found no file: they have ended, or have yet to start. To start "
+        "those of a notebook, type there: %distributed start   and make the client again"
     )
-    raise UsageError("\n".join([first, *how_to_connect(files)]))
+    raise NoConnectionFile("\n".join([first, *how_to_connect(files)]))
 
 
 def how_to_connect(files: Mapping[Path, str]) -> list[str]:

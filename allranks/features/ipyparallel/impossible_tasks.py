@@ -6,6 +6,7 @@ does so after the cell, and the cell may wait for the task. One that has a timeo
 
 from __future__ import annotations
 
+from collections import deque
 from functools import partial
 from typing import Any
 
@@ -18,6 +19,20 @@ from allranks.features.ipyparallel.metadata import TASK_RETRIES
 def fail_impossible_tasks() -> None:
     """Changes the scheduler."""
     run, unregister = TaskScheduler.maybe_run, TaskScheduler._unregister_engine
+    update, ended = TaskScheduler.update_graph, deque[tuple[Any, bool]]()
+
+    def update_graph(scheduler: Any, task: Any = None, success: bool = True) -> None:
+        # One after the other: each task that fails makes another update, and hundreds within each
+        # other would be too many calls for Python, so that tasks would never be answered.
+        ended.append((task, success))
+        if len(ended) > 1:
+            return
+        try:
+            while ended:
+                update(scheduler, *ended[0])
+                ended.popleft()
+        finally:
+            ended.clear()
 
     def maybe_run(scheduler: Any, job: Any) -> bool:
         if run(scheduler, job):
@@ -32,7 +47,7 @@ def fail_impossible_tasks() -> None:
         unregister(scheduler, engine)
         scheduler.update_graph(None)  # looks at all tasks that wait
 
-    TaskScheduler.maybe_run = maybe_run
+    TaskScheduler.maybe_run, TaskScheduler.update_graph = maybe_run, update_graph
     TaskScheduler._unregister_engine = unregister_engine
 
 

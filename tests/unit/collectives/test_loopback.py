@@ -4,6 +4,8 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures.thread import _worker
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -301,6 +303,36 @@ def test_a_call_of_a_thread_is_of_the_request_that_started_it_whatever_runs_besi
         return found
 
     assert loopback.run(2, call_all) == [[total]] * 2
+
+
+def test_a_call_of_a_pool_is_of_the_request_that_gives_it_whether_a_thread_was_idle_or_is_started():
+    def call_all() -> int:
+        this, ends = worlds.current(), threading.Event()
+        this.notebook = this.strays_reported = True
+
+        def tops() -> set[Any]:
+            frames = sys._current_frames()
+            return {frames[one.ident].f_code for one in pool._threads if one.ident in frames}
+
+        def in_thread() -> int:
+            worlds.set_thread(this)
+            total: int = c.allreduce(c.rank(), c.Sum)
+            return total
+
+        with ThreadPoolExecutor(2) as pool:
+            busy = pool.submit(ends.wait)  # in a cell
+            if c.rank():
+                ends.set()
+                busy.result()
+                wait_until(lambda: pool._idle_semaphore._value and tops() & {_worker.__code__})
+            this.serve(5)
+            try:
+                return pool.submit(in_thread).result()
+            finally:
+                this.serve(0)
+                ends.set()
+
+    assert loopback.run(2, call_all) == [1, 1]
 
 
 def test_a_call_that_was_interrupted_as_it_waited_for_its_turn_is_no_longer_queued():

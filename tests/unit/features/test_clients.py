@@ -201,10 +201,11 @@ def test_a_client_of_another_notebooks_ranks_ends_with_them_however_it_has_found
 
 @pytest.mark.parametrize("name", [FILE, "ipcontroller-allranks-17-1-client.json"])
 def test_a_chosen_file_of_ranks_that_does_not_exist_says_what_to_type(security, connected, name):
-    said = "found no file: they have ended, or have yet to start. Type in their notebook: %distrib"
+    said = "found no file: they have ended, or have yet to start. To start those of a notebook"
     with pytest.raises(UsageError, match=said) as found:
         client(False, str(security / name))
     assert "\n" not in str(found.value)
+    assert isinstance(found.value, OSError)  # as ipyparallel's: programs try again then
     files = ConnectionFiles(4)
     files.write(THEIRS, {}, None)
     with pytest.raises(UsageError, match=r"4 ranks of /course/lab\.ipynb$"):

@@ -91,6 +91,16 @@ def test_a_task_whose_targets_have_ended_fails_while_the_other_ranks_are_busy(sc
     assert scheduler.sent["waits for any"] == [FIRST]
 
 
+def test_thousands_of_tasks_whose_target_has_ended_fail_also_where_another_rank_is_free(scheduler):
+    names = [f"waits {number}" for number in range(2000)]
+    scheduler.submit("on the second", SECOND)
+    for name in names:
+        scheduler.submit(name, SECOND)
+    scheduler.end(SECOND)
+    assert [*scheduler.errors] == names
+    assert not scheduler.queue_map
+
+
 def test_a_task_that_follows_one_of_a_rank_that_has_ended_fails(scheduler):
     scheduler.submit("first", SECOND)
     scheduler.submit("next", follow=["first"])
