@@ -142,5 +142,6 @@ def member_slots(cells: Cells, ranks_each: int) -> Iterator[MemberSlots]:
     finally:
         ranks.intercept = None
         roster.release(found.cells)
+        cells.turns.wake()
         if not ranks.closed:
             ranks.ask_soon(requests.MEMBERS, {"ranks_each": 0}, lambda _: None, every)

@@ -301,10 +301,11 @@ def test_a_call_at_the_end_of_a_cell_does_not_wait_for_one_that_waits_for_this_e
     turns = Turns(ranks, lambda: None)
     other = threading.Thread(target=call, daemon=True)
     other.start()
-    wait_until(lambda: asked.count(other.ident) > 3)  # it has the lock, and asks again and again
+    wait_until(lambda: asked.count(other.ident) == 3)  # it has the turn, and waits
     with turns.taken():  # as the cell that keeps variables
         done.append("own")
     ranks.concludes = 0
+    turns.wake()
     other.join(60)
     assert done == ["own", "other"]
 
