@@ -344,6 +344,7 @@ class Cells:
             connection.words.name_cell(text, cell.number)
             try:
                 run = CellRun(cell.cell, chosen, connection, view, timeout, interrupt_kills)
+                connection.note_deaths(chosen)
             except BaseException:
                 connection.end_cell()  # it was not sent
                 raise
@@ -410,6 +411,8 @@ class Cells:
     @contextmanager
     def _waiting(self, run: CellRun) -> Iterator[None]:
         """Within, interrupts go to the cell; an exception abandons it."""
+        # Another thread may have begun it.
+        self.roster.thread = threading.get_ident()
         try:
             with self.connection.inbox.hearing_interrupts():
                 yield

@@ -13,7 +13,7 @@ import pytest
 from allranks.cluster.failures import ProcessExit
 from allranks.cluster.features import NotebookHooks
 from allranks.cluster.sockets import InterruptRequested
-from allranks.cluster.state import ClusterState, HostLost
+from allranks.cluster.state import ClusterEvent, ClusterState, HostLost
 from allranks.errors import ClusterLost
 from allranks.features.heal import recovery_driver, requests
 from allranks.features.heal.recovered import text_of
@@ -59,6 +59,9 @@ class Ranks:
         for host, ranks in self.places.items():
             for rank in ranks:
                 self.roster.apply(Hello(rank, 6, 0, 2, host, 1, "cpu", "e", "m", "/none"))
+
+    def apply(self, event: ClusterEvent) -> None:
+        self.roster.apply(event)
 
     def _begin(self, name: str, usual: Callable[[], object]) -> None:
         events = self.events.get(name, [])
