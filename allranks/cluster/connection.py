@@ -424,6 +424,10 @@ class Connection:
             for press in pressed:
                 self.inbox.put(press)
 
+    def _put_back(self, pressed: Iterable[InterruptRequested]) -> None:
+        for press in pressed:
+            self.inbox.put(press)
+
     @contextmanager
     def _asking(self, name: str, arguments: dict[str, Any]) -> Iterator[tuple[Query, AnswersSoFar]]:
         got = AnswersSoFar()
@@ -467,7 +471,7 @@ class Connection:
         ask, limit = Query(next(self._numbers), name, arguments), Countdown(seconds)
         pressed = list[InterruptRequested]()
         with self.driver.requesting(ask.request) as request, ExitStack() as over:
-            over.callback(lambda: [self.inbox.put(press) for press in pressed])
+            over.callback(self._put_back, pressed)
             self.send(chosen, ask, *payloads)
             while not roster.ends and limit.left() > 0:
                 gone = [*roster.dead]  # first: a rank may answer, and die then

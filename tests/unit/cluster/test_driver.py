@@ -57,6 +57,7 @@ class Ranks:
         Connection.begin_cell,
         Connection.end_cell,
     )
+    _put_back = Connection._put_back
     note_deaths, handles, _next, _handle, _take, _show_deaths = (
         Connection.note_deaths,
         Connection.handles,
@@ -137,7 +138,7 @@ def test_events_are_applied_by_one_thread_in_their_order_whether_or_not_another_
 
     def step() -> None:
         while not over.is_set():
-            ranks.step(0.001)
+            ranks.step(0)
 
     with ThreadPoolExecutor(4) as others:
         steps = [others.submit(step) for _ in range(2)]

@@ -195,7 +195,7 @@ def test_the_loss_of_a_host_just_when_all_start_again_is_known(is_over):
         return []
 
     parts = {"hooks": NotebookHooks(()), "listeners": [], "agent": agents}
-    ranks = SimpleNamespace(**parts, roster=roster, step=step)
+    ranks = SimpleNamespace(**parts, roster=roster, step=step, apply=roster.apply)
     assert start_again(ranks) == hosts
     assert roster.lost_hosts == {"h2": "is cut off"}
     assert not roster.ends
