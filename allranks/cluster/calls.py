@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
+from queue import Empty, SimpleQueue
 from typing import Any
 
 from allranks.cluster.cell_run import HiddenView
 from allranks.cluster.state import ClusterState
 from allranks.records.deferred import deferred
 from allranks.records.wire import Output
-
-_POLL_SECONDS = 0.01
 
 
 class CapturedOutput(HiddenView):
@@ -41,6 +39,16 @@ class CapturedOutput(HiddenView):
         return "".join(self._parts.get(rank, ()))
 
 
+class _ThreadEnd:
+    """One in the locals of a thread wakes others when the thread ends."""
+
+    def __init__(self, waiting: list[SimpleQueue[None]]) -> None:
+        self._waiting = waiting
+
+    def __del__(self) -> None:
+        _wake(self._waiting)
+
+
 class Turns:
     """The calls of several threads wait for each other, in any order. Submitted calls have a thread
     of their own, and so run in their order.
@@ -55,9 +63,20 @@ class Turns:
 
     def renew(self) -> None:
         """In a forked process: the threads that have the turn, or run calls, are its parent's."""
-        #: A thread has it from the beginning of its call to the end.
-        self._turn = threading.RLock()
+        #: Has one item while no thread has the turn. No lock: a wait for one could not end with an
+        #: interrupt, or with the end of another thread's cell.
+        self._turn: SimpleQueue[None] = SimpleQueue()
+        self._turn.put(None)
+        #: A thread has the turn from the beginning of its call to the end.
+        self._owner = 0
+        #: One for each thread that waits: an item has it look again.
+        self._waiting: list[SimpleQueue[None]] = []
+        self._locals = threading.local()
         self._executor = _submitted_calls()
+
+    def wake(self) -> None:
+        """Has the threads that wait look again: the ``caller`` of the ranks has changed."""
+        _wake(self._waiting)
 
     @contextmanager
     def taken(self) -> Iterator[None]:
@@ -69,16 +88,24 @@ class Turns:
         if self._ranks.caller == threading.get_ident():
             yield
             return
+        # The thread that begins a cell may end without a wait for it.
+        if not hasattr(self._locals, "end"):
+            self._locals.end = _ThreadEnd(self._waiting)
+        changed: SimpleQueue[None] = SimpleQueue()
         with ExitStack() as turn:
-            # An interrupt ends the wait, also in a cell that awaits, and leaves no lock taken.
+            # An interrupt ends the wait, also in a cell that awaits, and leaves no turn taken.
             with deferred() as interrupt:
-                while not self._turn.acquire(timeout=_POLL_SECONDS):
-                    interrupt.leave()
-                turn.callback(self._turn.release)
-                # No event: the thread that has begun a cell may end without a wait for it.
-                while self._ranks.caller in _other_threads():
-                    interrupt.leave()
-                    time.sleep(_POLL_SECONDS)
+                interrupt.wake = lambda: changed.put(None)
+                self._waiting.append(changed)
+                try:
+                    while not self._take(turn):
+                        interrupt.leave()
+                        changed.get()
+                    while self._ranks.caller in _other_threads():
+                        interrupt.leave()
+                        changed.get()
+                finally:
+                    self._waiting.remove(changed)
             yield
 
     @contextmanager
@@ -88,11 +115,27 @@ class Turns:
             yield True  # as in `taken`
             return
         with ExitStack() as turn:
-            with deferred():  # an interrupt leaves no lock taken
-                free = self._turn.acquire(blocking=False)
-                if free:
-                    turn.callback(self._turn.release)
+            with deferred():  # an interrupt leaves no turn taken
+                free = self._take(turn)
             yield free
+
+    def _take(self, turn: ExitStack) -> bool:
+        """Takes the turn until the end of ``turn``; returns false if another thread has it."""
+        if self._owner == threading.get_ident():
+            return True
+        try:
+            self._turn.get_nowait()
+        except Empty:
+            return False
+        self._owner = threading.get_ident()
+        turn.callback(self._give_back)
+        return True
+
+    def _give_back(self) -> None:
+        with deferred():
+            self._owner = 0
+            self._turn.put(None)
+        self.wake()
 
     def submit(self, call: Callable[..., Any], *args: Any, **options: Any) -> Future[Any]:
         """Makes a call in the thread of submitted calls."""
@@ -114,6 +157,11 @@ class Turns:
 def _submitted_calls() -> ThreadPoolExecutor:
     # One thread: cells cannot run side by side, and this keeps the calls in their order.
     return ThreadPoolExecutor(1, "allranks-calls")
+
+
+def _wake(waiting: list[SimpleQueue[None]]) -> None:
+    for changed in [*waiting]:
+        changed.put(None)
 
 
 def _other_threads() -> set[int | None]:

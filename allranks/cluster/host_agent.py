@@ -30,7 +30,7 @@ from allranks.cluster.launchers.job import Host
 from allranks.cluster.launchers.launcher import MultiHostLauncher
 from allranks.cluster.launchers.mpiexec import LASTING, LASTING_SETTINGS, LASTING_SETTINGS_ALONE
 from allranks.cluster.launchers.registry import AnyLauncher
-from allranks.cluster.sockets import EventQueue, ListeningSockets, RankSockets, closing_if_failed
+from allranks.cluster.sockets import Inbox, ListeningSockets, RankSockets, closing_if_failed
 from allranks.errors import StartFailed
 from allranks.records import limits
 from allranks.records.agent import (
@@ -89,7 +89,7 @@ def open_sockets(
     gpus: tuple[str, ...],
     preload: tuple[str, ...],
     kept_dirs: tuple[str, ...],
-    inbox: EventQueue,
+    inbox: Inbox,
     hooks: NotebookHooks,
     settings: Mapping[str, str],
 ) -> tuple[RankSockets, HostAgentConfig]:

@@ -9,7 +9,8 @@ from contextlib import ExitStack, suppress
 from typing import Any
 
 from allranks.cluster.cell_run import CellRun
-from allranks.cluster.connection import AnswersSoFar, Connection
+from allranks.cluster.connection import Connection
+from allranks.cluster.driver import AnswersSoFar
 from allranks.cluster.failures import NEXT_CELL, death_lines, plain
 from allranks.cluster.renewal import await_abandoned
 from allranks.cluster.state import NotRecovered, Seating, StartsAgain, TookPlaces
@@ -122,7 +123,7 @@ def start_again(ranks: Connection) -> dict[str, list[int]]:
     except Exception as error:  # of the display: the ranks already start again
         ranks.notices.append(str(error))
     hosts: dict[str, list[int]] = agents.hosts()
-    ranks.roster.apply(StartsAgain(hosts))
+    ranks.apply(StartsAgain(hosts))
     return hosts
 
 
@@ -193,7 +194,7 @@ class RecoveryDriver:
 
     def _news(self, kind: str, found: Iterable[Any]) -> Iterator[Any]:
         known = self._known[kind]
-        for each in found:
+        for each in [*found]:  # ranks may die meanwhile
             if each not in known:
                 known.add(each)
                 yield each
@@ -203,7 +204,7 @@ class RecoveryDriver:
         while recovery.commands:
             match recovery.commands.pop(0):
                 case Seat(dead):
-                    roster.apply(Seating())
+                    ranks.apply(Seating())
                     self._known["came"].clear()
                     recovery.seated(ranks.agent.seat_spares(dead))
                 case Ask(name, asked, arguments):
@@ -212,7 +213,7 @@ class RecoveryDriver:
                     asking = ranks.asking(asked, name, dict(arguments))
                     self._got = self._request.enter_context(asking)
                 case Up(joined):
-                    roster.apply(TookPlaces(joined))
+                    ranks.apply(TookPlaces(joined))
                     if not roster.dead:
                         ranks.all_up()
                 case Note(record):
@@ -228,7 +229,7 @@ class RecoveryDriver:
 
     def _lose(self) -> None:
         ranks, done = self._ranks, self._recovery
-        ranks.roster.apply(NotRecovered(tuple(done.gone.values())))
+        ranks.apply(NotRecovered(tuple(done.gone.values())))
         if done.starts_again:
             why = f"{death_lines(done.gone.values())}. All variables are lost, because the ranks "
             why += f"could not be started again: {done.problem}. {NEXT_CELL} The logs are in "

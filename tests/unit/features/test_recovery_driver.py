@@ -13,7 +13,7 @@ import pytest
 from allranks.cluster.failures import ProcessExit
 from allranks.cluster.features import NotebookHooks
 from allranks.cluster.sockets import InterruptRequested
-from allranks.cluster.state import ClusterState, HostLost
+from allranks.cluster.state import ClusterEvent, ClusterState, HostLost
 from allranks.errors import ClusterLost
 from allranks.features.heal import recovery_driver, requests
 from allranks.features.heal.recovered import text_of
@@ -59,6 +59,9 @@ class Ranks:
         for host, ranks in self.places.items():
             for rank in ranks:
                 self.roster.apply(Hello(rank, 6, 0, 2, host, 1, "cpu", "e", "m", "/none"))
+
+    def apply(self, event: ClusterEvent) -> None:
+        self.roster.apply(event)
 
     def _begin(self, name: str, usual: Callable[[], object]) -> None:
         events = self.events.get(name, [])
@@ -192,7 +195,7 @@ def test_the_loss_of_a_host_just_when_all_start_again_is_known(is_over):
         return []
 
     parts = {"hooks": NotebookHooks(()), "listeners": [], "agent": agents}
-    ranks = SimpleNamespace(**parts, roster=roster, step=step)
+    ranks = SimpleNamespace(**parts, roster=roster, step=step, apply=roster.apply)
     assert start_again(ranks) == hosts
     assert roster.lost_hosts == {"h2": "is cut off"}
     assert not roster.ends
