@@ -207,6 +207,8 @@ class CellRun:
         self._replaced = ""
         #: Of the ranks that have died in it, written at once: their logs go on.
         self._death_reports: dict[int, Report] = {}
+        #: The ranks whose deaths it has heard of.
+        self.told = set[int]()
         self._hooks = connection.hooks
         #: The cell as far as it is shown; that of the roster may be further.
         self.state = CellState(cell, ranks)
@@ -249,6 +251,7 @@ class CellRun:
         ends = [end for end in ends if end.rank not in self._death_reports]
         if not ends:
             return
+        self.told |= {end.rank for end in ends}
         hit = {left.rank: left.status for end in ends for left in self.state.apply(end)}
         for end in ends:
             if end.rank in hit:

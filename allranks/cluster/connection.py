@@ -228,6 +228,9 @@ class Connection:
                     progress(len(self.roster.hellos), len(driver.started), driver.preloading)
                     if self.roster.ends or time.monotonic() > deadline:
                         raise StartFailed(self._start_problem())
+                # The ranks may have come since the last step: a module may have opened CUDA before.
+                if InterruptRequested() in self.step(0):
+                    raise KeyboardInterrupt
             with self.driver.steady:
                 if not (died := bool(self.roster.ends)):
                     self.roster.set_phase("running")
@@ -362,8 +365,9 @@ class Connection:
                 Request().wait(seconds)
             return pressed
         self._unhandled += self.driver.news(0 if self._unhandled else seconds)
-        # A hook or view that calls this itself goes on with the next event.
-        while (event := self._next()) is not None:
+        # A hook or view that calls this itself goes on with the next event. If another thread begins
+        # a cell meanwhile, the rest is for that one.
+        while self.handles and (event := self._next()) is not None:
             if isinstance(event, InterruptRequested):
                 pressed.append(event)
                 continue
@@ -409,6 +413,9 @@ class Connection:
             if run is not None:
                 # The rank had not begun this cell yet: output of the cell comes later.
                 run.show_late()
+        elif isinstance(record, Reply) and self.run is not None:
+            # To a cell that was abandoned: a rank that dies now has not died in it.
+            self.run.state.apply(record)
 
     def wait_until(self, done: Callable[[], bool], seconds: float) -> None:
         """Handles events until ``done`` or the time is over, also those that came before it was
@@ -576,7 +583,10 @@ class Connection:
         calls = (one.call_when_answered for one in holding)
         self.hooks.call_each(calls, engines, lambda: events.put(ClientAnswered()))
         quiet: Countdown | None = Countdown(_SLOW_CLIENT_SECONDS)
-        with events.hearing_interrupts(), ExitStack() as over:
+        with ExitStack() as over:
+            # One that came with the last answer concerns what follows.
+            over.callback(lambda: self._put_back(_presses(events)))
+            over.enter_context(events.hearing_interrupts())
             over.callback(setattr, self, "awaits_clients", None)
             self.awaits_clients = events
             while engines := self.unanswered(ranks):
@@ -602,6 +612,8 @@ class Connection:
         if isinstance(event, WireError) and self._end_sender(event):
             return
         if isinstance(event, StartFailed):
+            if self._has_ended:  # its agent has removed the folder already
+                return
             raise event
         if isinstance(event, Exception):
             raise WireError(
@@ -758,6 +770,10 @@ class Connection:
         if self.roster.can_replace or self.size == 1:
             return ""
         return self._launcher.why_not_replaced()
+
+
+def _presses(events: EventQueue) -> list[InterruptRequested]:
+    return [event for event in events.wait(0) if isinstance(event, InterruptRequested)]
 
 
 def _start_controller(agents: list[AnyAgent]) -> None:

@@ -350,10 +350,11 @@ class RankSockets:
             self._thread.start()
 
     def post(self, call: Callable[[], object]) -> bool:
-        """Has the thread that receives call a function; returns false if it has ended. The calls of
-        one thread are made in their order.
+        """Has the thread that receives call a function; returns false if it has ended. The calls are
+        made in the order of all threads.
         """
-        if threading.get_ident() == self._thread.ident:
+        # Not before those of others: the news that a host is lost explains the ends that follow.
+        if threading.get_ident() == self._thread.ident and self._posted.empty():
             call()
             return True
         with deferred(), self.lock:

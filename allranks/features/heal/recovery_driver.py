@@ -54,6 +54,8 @@ def replace_after(ranks: Connection, run: CellRun) -> str:
     with suppress(KeyboardInterrupt, CellInterrupted):
         ranks.await_clients(ranks.roster.alive, tell)
     dead = set(ranks.roster.dead)
+    if dead - run.told:  # since the end of the cell
+        tell(ranks.words.deaths_text())
     try:
         said, _ = replace(ranks, tell)  # an interrupt concerns the cell, which has ended
     except ClusterLost:
@@ -115,7 +117,8 @@ def start_again(ranks: Connection) -> dict[str, list[int]]:
     """
     ranks.hooks.call_each(ranks.listeners, Again(), None)
     agents: Any = ranks.agent  # those of several hosts
-    if not agents.relocate():
+    # Before the hosts hear of it: what comes from then on is of the new ranks.
+    if not agents.relocate(lambda hosts: ranks.apply(StartsAgain(hosts))):
         return {}
     try:
         for press in ranks.step(0):  # the last news of the ranks that end
@@ -123,7 +126,6 @@ def start_again(ranks: Connection) -> dict[str, list[int]]:
     except Exception as error:  # of the display: the ranks already start again
         ranks.notices.append(str(error))
     hosts: dict[str, list[int]] = agents.hosts()
-    ranks.apply(StartsAgain(hosts))
     return hosts
 
 

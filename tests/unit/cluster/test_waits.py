@@ -82,7 +82,7 @@ def test_a_cell_behind_a_request_shows_what_its_ranks_say_meanwhile(monkeypatch)
     hooks = NotebookHooks(())
     monkeypatch.setattr(hooks, "holding", lambda: [feature])
     ranks = SimpleNamespace(
-        hooks=hooks, step=lambda seconds: [], awaits_clients=None,
+        hooks=hooks, step=lambda seconds: [], awaits_clients=None, _put_back=list,
         unanswered=lambda ranks, given_up=False: {} if given_up else waits.pop(0),
     )  # fmt: skip
     Connection.await_clients(ranks, (0,), told.append)
