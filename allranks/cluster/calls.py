@@ -6,7 +6,7 @@ import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from queue import Empty, SimpleQueue
 from typing import Any
 
@@ -14,6 +14,9 @@ from allranks.cluster.cell_run import HiddenView
 from allranks.cluster.state import ClusterState
 from allranks.records.deferred import deferred
 from allranks.records.wire import Output
+
+#: An interrupt may come just where a thread is about to wake others: they look again by themselves.
+_LOOK_SECONDS = 1.0
 
 
 class CapturedOutput(HiddenView):
@@ -100,10 +103,10 @@ class Turns:
                 try:
                     while not self._take(turn):
                         interrupt.leave()
-                        changed.get()
+                        _await(changed)
                     while self._ranks.caller in _other_threads():
                         interrupt.leave()
-                        changed.get()
+                        _await(changed)
                 finally:
                     self._waiting.remove(changed)
             yield
@@ -135,7 +138,7 @@ class Turns:
         with deferred():
             self._owner = 0
             self._turn.put(None)
-        self.wake()
+            self.wake()
 
     def submit(self, call: Callable[..., Any], *args: Any, **options: Any) -> Future[Any]:
         """Makes a call in the thread of submitted calls."""
@@ -157,6 +160,11 @@ class Turns:
 def _submitted_calls() -> ThreadPoolExecutor:
     # One thread: cells cannot run side by side, and this keeps the calls in their order.
     return ThreadPoolExecutor(1, "allranks-calls")
+
+
+def _await(changed: SimpleQueue[None]) -> None:
+    with suppress(Empty):
+        changed.get(timeout=_LOOK_SECONDS)
 
 
 def _wake(waiting: list[SimpleQueue[None]]) -> None:

@@ -11,7 +11,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol
@@ -160,7 +160,7 @@ class Connection:
                     self.session_dir,
                     self._of_features,
                     roster,
-                    self._wire.post,
+                    partial(_post, self._wire, self.hooks),
                 )
             )
         can_replace = self.config.can_replace
@@ -360,13 +360,17 @@ class Connection:
         """
         pressed: list[InterruptRequested] = []
         failed: dict[str, Exception] = {}
-        if not self.handles:
+        wait = 0.0 if self._unhandled else seconds
+        # Meanwhile no cell of another thread begins, whose first events this one would take.
+        with nullcontext() if wait > 0 else self.driver.steady:
+            if handles := self.handles:
+                self._unhandled += self.driver.news(wait)
+        if not handles:
             if seconds > 0:
                 Request().wait(seconds)
             return pressed
-        self._unhandled += self.driver.news(0 if self._unhandled else seconds)
-        # A hook or view that calls this itself goes on with the next event. If another thread begins
-        # a cell meanwhile, the rest is for that one.
+        # A hook or view that calls this itself goes on with the next event, and so does the thread
+        # of a cell that begins meanwhile.
         while self.handles and (event := self._next()) is not None:
             if isinstance(event, InterruptRequested):
                 pressed.append(event)
@@ -774,6 +778,11 @@ class Connection:
 
 def _presses(events: EventQueue) -> list[InterruptRequested]:
     return [event for event in events.wait(0) if isinstance(event, InterruptRequested)]
+
+
+def _post(wire: RankSockets, hooks: NotebookHooks, call: Callable[[], object]) -> bool:
+    """Posts a call of a feature: what it raises is no message that cannot be read."""
+    return wire.post(partial(hooks.call_each, (call,)))
 
 
 def _start_controller(agents: list[AnyAgent]) -> None:

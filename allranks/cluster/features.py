@@ -26,7 +26,6 @@ feature. The other features' hooks are called all the same.
 from __future__ import annotations
 
 import threading
-import traceback
 import warnings
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
@@ -333,13 +332,7 @@ class AskingFeature(NotebookFeature):
         self._questions[request] = _Question(asked, deliver)
         self.arriving = (Answer,)
         context.send(asked, Query(request, name, arguments))
-
-        def end() -> None:
-            try:
-                (self._tell if again else self._finish)(request)
-            except Exception:  # no message of a rank has been lost, which would end the cell
-                traceback.print_exc()
-
+        end = partial(self._tell if again else self._finish, request)
         # A rank that computes in C does not answer.
         timer = threading.Timer(seconds, lambda: context.post(end) or end())
         timer.daemon = True

@@ -350,12 +350,13 @@ class RankSockets:
             self._thread.start()
 
     def post(self, call: Callable[[], object]) -> bool:
-        """Has the thread that receives call a function; returns false if it has ended. The calls are
-        made in the order of all threads.
+        """Has the thread that receives call a function; returns false if it has ended. All calls
+        are made in their order.
         """
-        # Not before those of others: the news that a host is lost explains the ends that follow.
-        if threading.get_ident() == self._thread.ident and self._posted.empty():
-            call()
+        if threading.get_ident() == self._thread.ident:
+            # After those that wait: another thread's may be news of what this call follows from.
+            self._posted.put(call)
+            self._make_calls()
             return True
         with deferred(), self.lock:
             if not self._closed:
@@ -367,6 +368,10 @@ class RankSockets:
         """Returns whether the thread is to end: no further call comes then."""
         self._wake_reader.recv()
         is_over = self._closed  # first: else a call could come between
+        self._make_calls()
+        return is_over
+
+    def _make_calls(self) -> None:
         with suppress(queue.Empty):
             while True:
                 call = self._posted.get_nowait()
@@ -374,7 +379,6 @@ class RankSockets:
                     call()
                 except Exception as error:
                     self._report(error)
-        return is_over
 
     def send(self, ranks: Iterable[int], record: Record, *payloads: bytes) -> bool:
         """Sends a record to all of these ranks; returns whether all were connected."""

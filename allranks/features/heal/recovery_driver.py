@@ -178,6 +178,8 @@ class RecoveryDriver:
     def _pass_next(self) -> bool:
         """Passes on what has happened first; returns false if nothing has."""
         recovery, roster = self._recovery, self._ranks.roster
+        if not self._known["ended"].issuperset([*roster.ends]):
+            self._take_answers()
         for host in self._news("hosts", roster.lost_hosts):
             recovery.host_lost(host, roster.lost_hosts[host])
             return True
@@ -193,6 +195,14 @@ class RecoveryDriver:
         else:
             return False
         return True
+
+    def _take_answers(self) -> None:
+        """Takes the answers that came before an end: the state of the ranks is ahead of them."""
+        try:
+            for press in self._ranks.step(0):
+                self._ranks.inbox.put(press)
+        except Exception as error:  # as in `run`
+            self._tell(str(error))
 
     def _news(self, kind: str, found: Iterable[Any]) -> Iterator[Any]:
         known = self._known[kind]

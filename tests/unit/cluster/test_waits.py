@@ -3,6 +3,7 @@
 import signal
 import threading
 from collections import deque
+from contextlib import nullcontext
 from functools import partial
 from types import SimpleNamespace
 
@@ -49,7 +50,7 @@ def test_the_errors_of_events_that_come_together_are_all_raised_each_once():
     for host in ("a", "b", "b"):
         inbox.put(FromHostAgent(Notice("text"), host))
     inbox.put(InterruptRequested())
-    driver = SimpleNamespace(news=inbox.wait)
+    driver = SimpleNamespace(news=inbox.wait, steady=nullcontext())
     ranks = SimpleNamespace(
         inbox=inbox, driver=driver, handles=True, _unhandled=deque(), _handle=handle
     )
