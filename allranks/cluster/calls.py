@@ -66,12 +66,10 @@ class Turns:
 
     def renew(self) -> None:
         """In a forked process: the threads that have the turn, or run calls, are its parent's."""
-        #: Has one item while no thread has the turn. No lock: a wait for one could not end with an
-        #: interrupt, or with the end of another thread's cell.
-        self._turn: SimpleQueue[None] = SimpleQueue()
-        self._turn.put(None)
-        #: A thread has the turn from the beginning of its call to the end.
-        self._owner = 0
+        #: Has the thread whose turn it is, from the beginning of its call to the end. No lock: a
+        #: wait for one could not end with an interrupt, or with the end of another thread's cell.
+        #: One call of a dict takes the turn, and one gives it back: no interrupt comes between.
+        self._turn: dict[str, int] = {}
         #: One for each thread that waits: an item has it look again.
         self._waiting: list[SimpleQueue[None]] = []
         self._locals = threading.local()
@@ -124,20 +122,17 @@ class Turns:
 
     def _take(self, turn: ExitStack) -> bool:
         """Takes the turn until the end of ``turn``; returns false if another thread has it."""
-        if self._owner == threading.get_ident():
+        this = threading.get_ident()
+        if self._turn.get("owner") == this:
             return True
-        try:
-            self._turn.get_nowait()
-        except Empty:
+        if self._turn.setdefault("owner", this) != this:
             return False
-        self._owner = threading.get_ident()
         turn.callback(self._give_back)
         return True
 
     def _give_back(self) -> None:
-        with deferred():
-            self._owner = 0
-            self._turn.put(None)
+        with deferred():  # else an interrupt could come between
+            self._turn.clear()
             self.wake()
 
     def submit(self, call: Callable[..., Any], *args: Any, **options: Any) -> Future[Any]:

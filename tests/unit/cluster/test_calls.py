@@ -66,7 +66,7 @@ def waiting(turns: Turns, done: list[str]) -> threading.Thread:
 
     thread = threading.Thread(target=call, daemon=True)
     thread.start()
-    wait_until(lambda: turns._waiting and turns._turn.empty())
+    wait_until(lambda: turns._waiting and turns._turn)
     return thread
 
 
