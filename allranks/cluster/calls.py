@@ -16,6 +16,7 @@ from allranks.records.deferred import deferred
 from allranks.records.wire import Output
 
 #: An interrupt may come just where a thread is about to wake others: they look again by themselves.
+#: To defer it there would make each cell longer.
 _LOOK_SECONDS = 1.0
 
 
@@ -131,9 +132,8 @@ class Turns:
         return True
 
     def _give_back(self) -> None:
-        with deferred():  # else an interrupt could come between
-            self._turn.clear()
-            self.wake()
+        self._turn.clear()
+        self.wake()
 
     def submit(self, call: Callable[..., Any], *args: Any, **options: Any) -> Future[Any]:
         """Makes a call in the thread of submitted calls."""

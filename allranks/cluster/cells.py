@@ -24,7 +24,6 @@ from allranks.cluster.sockets import Answers
 from allranks.cluster.state import ClusterState
 from allranks.errors import CellFailed, ClusterLost, UsageError
 from allranks.records import requests
-from allranks.records.deferred import deferred
 from allranks.records.ranks import among, label
 from allranks.records.wire import Answer, Record, RunCell
 from allranks.widgets.dashboard.view import text_view
@@ -423,9 +422,8 @@ class Cells:
 
     def _abandon(self, run: CellRun) -> None:
         """Interrupts a cell after an exception has ended the wait for it."""
-        with deferred():  # else an interrupt could come between
-            self.roster.abandoned = True
-            self.turns.wake()
+        self.roster.abandoned = True
+        self.turns.wake()
         self.hooks.set_cell(None)
         if not self.connection.closed:
             run.interrupt()
@@ -437,9 +435,8 @@ class Cells:
             self.roster.concludes = threading.get_ident()
             return self._ended(run)
         finally:
-            with deferred():  # else an interrupt could come between
-                self.roster.concludes = outer
-                self.turns.wake()
+            self.roster.concludes = outer
+            self.turns.wake()
 
     def _ended(self, run: CellRun) -> CellRun:
         try:
