@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
+from queue import Empty, SimpleQueue
 from typing import Any
 
 from allranks.cluster.cell_run import HiddenView
@@ -15,7 +15,9 @@ from allranks.cluster.state import ClusterState
 from allranks.records.deferred import deferred
 from allranks.records.wire import Output
 
-_POLL_SECONDS = 0.01
+#: An interrupt may come just where a thread is about to wake others: they look again by themselves.
+#: To defer it there would make each cell longer.
+_LOOK_SECONDS = 1.0
 
 
 class CapturedOutput(HiddenView):
@@ -41,6 +43,16 @@ class CapturedOutput(HiddenView):
         return "".join(self._parts.get(rank, ()))
 
 
+class _ThreadEnd:
+    """One in the locals of a thread wakes others when the thread ends."""
+
+    def __init__(self, waiting: list[SimpleQueue[None]]) -> None:
+        self._waiting = waiting
+
+    def __del__(self) -> None:
+        _wake(self._waiting)
+
+
 class Turns:
     """The calls of several threads wait for each other, in any order. Submitted calls have a thread
     of their own, and so run in their order.
@@ -55,9 +67,18 @@ class Turns:
 
     def renew(self) -> None:
         """In a forked process: the threads that have the turn, or run calls, are its parent's."""
-        #: A thread has it from the beginning of its call to the end.
-        self._turn = threading.RLock()
+        #: Has the thread whose turn it is, from the beginning of its call to the end. No lock: a
+        #: wait for one could not end with an interrupt, or with the end of another thread's cell.
+        #: One call of a dict takes the turn, and one gives it back: no interrupt comes between.
+        self._turn: dict[str, int] = {}
+        #: One for each thread that waits: an item has it look again.
+        self._waiting: list[SimpleQueue[None]] = []
+        self._locals = threading.local()
         self._executor = _submitted_calls()
+
+    def wake(self) -> None:
+        """Has the threads that wait look again: the ``caller`` of the ranks has changed."""
+        _wake(self._waiting)
 
     @contextmanager
     def taken(self) -> Iterator[None]:
@@ -69,16 +90,24 @@ class Turns:
         if self._ranks.caller == threading.get_ident():
             yield
             return
+        # The thread that begins a cell may end without a wait for it.
+        if not hasattr(self._locals, "end"):
+            self._locals.end = _ThreadEnd(self._waiting)
+        changed: SimpleQueue[None] = SimpleQueue()
         with ExitStack() as turn:
-            # An interrupt ends the wait, also in a cell that awaits, and leaves no lock taken.
+            # An interrupt ends the wait, also in a cell that awaits, and leaves no turn taken.
             with deferred() as interrupt:
-                while not self._turn.acquire(timeout=_POLL_SECONDS):
-                    interrupt.leave()
-                turn.callback(self._turn.release)
-                # No event: the thread that has begun a cell may end without a wait for it.
-                while self._ranks.caller in _other_threads():
-                    interrupt.leave()
-                    time.sleep(_POLL_SECONDS)
+                interrupt.wake = lambda: changed.put(None)
+                self._waiting.append(changed)
+                try:
+                    while not self._take(turn):
+                        interrupt.leave()
+                        _await(changed)
+                    while self._ranks.caller in _other_threads():
+                        interrupt.leave()
+                        _await(changed)
+                finally:
+                    self._waiting.remove(changed)
             yield
 
     @contextmanager
@@ -88,11 +117,23 @@ class Turns:
             yield True  # as in `taken`
             return
         with ExitStack() as turn:
-            with deferred():  # an interrupt leaves no lock taken
-                free = self._turn.acquire(blocking=False)
-                if free:
-                    turn.callback(self._turn.release)
+            with deferred():  # an interrupt leaves no turn taken
+                free = self._take(turn)
             yield free
+
+    def _take(self, turn: ExitStack) -> bool:
+        """Takes the turn until the end of ``turn``; returns false if another thread has it."""
+        this = threading.get_ident()
+        if self._turn.get("owner") == this:
+            return True
+        if self._turn.setdefault("owner", this) != this:
+            return False
+        turn.callback(self._give_back)
+        return True
+
+    def _give_back(self) -> None:
+        self._turn.clear()
+        self.wake()
 
     def submit(self, call: Callable[..., Any], *args: Any, **options: Any) -> Future[Any]:
         """Makes a call in the thread of submitted calls."""
@@ -114,6 +155,16 @@ class Turns:
 def _submitted_calls() -> ThreadPoolExecutor:
     # One thread: cells cannot run side by side, and this keeps the calls in their order.
     return ThreadPoolExecutor(1, "allranks-calls")
+
+
+def _await(changed: SimpleQueue[None]) -> None:
+    with suppress(Empty):
+        changed.get(timeout=_LOOK_SECONDS)
+
+
+def _wake(waiting: list[SimpleQueue[None]]) -> None:
+    for changed in [*waiting]:
+        changed.put(None)
 
 
 def _other_threads() -> set[int | None]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
@@ -12,9 +11,9 @@ from typing import Any, Protocol
 
 from allranks.cluster import failures, variables
 from allranks.cluster.connection import Connection
-from allranks.cluster.failures import CellRecord
+from allranks.cluster.failures import CellRecord, ProcessExit
 from allranks.cluster.features import CellContext
-from allranks.cluster.state import LOST, AllEnded, CellEvent, Deaths, Replaced
+from allranks.cluster.state import LOST, AllEnded, CellEvent, CellState, Replaced
 from allranks.countdown import Countdown
 from allranks.errors import (
     CellFailed,
@@ -208,11 +207,13 @@ class CellRun:
         self._replaced = ""
         #: Of the ranks that have died in it, written at once: their logs go on.
         self._death_reports: dict[int, Report] = {}
+        #: The ranks whose deaths it has heard of.
+        self.told = set[int]()
         self._hooks = connection.hooks
-        self.state = connection.roster.begin_cell(cell, ranks, threading.get_ident())
-        connection.run = self
+        #: The cell as far as it is shown; that of the roster may be further.
+        self.state = CellState(cell, ranks)
         self.cell, self.ranks = cell, self.state.ranks
-        connection.words.begin_cell(cell)
+        connection.begin_cell(cell, self.ranks, self)
         self._hooks.cell_started(
             CellContext(
                 number=cell,
@@ -245,9 +246,13 @@ class CellRun:
             self.view.left(each.rank, each.status)
         return bool(left)
 
-    def died(self, deaths: Deaths) -> None:
+    def died(self, ends: Sequence[ProcessExit]) -> None:
         """Shows the death of a rank, or of the ranks of a lost host, that the others survive."""
-        ends, hit = deaths.ends, {one.rank: one.status for one in deaths.left}
+        ends = [end for end in ends if end.rank not in self._death_reports]
+        if not ends:
+            return
+        self.told |= {end.rank for end in ends}
+        hit = {left.rank: left.status for end in ends for left in self.state.apply(end)}
         for end in ends:
             if end.rank in hit:
                 self.view.left(end.rank, hit[end.rank])

@@ -105,6 +105,7 @@ class Cells:
         self._connection = made = kind(
             self.roster, hooks=self.hooks, kept_dirs=kept_dirs, **self._options
         )
+        self.turns.wake()
         return made
 
     def launch(self, several_hosts: bool) -> None:
@@ -233,6 +234,7 @@ class Cells:
                 )
             # An interrupt came before the wait for the cell began, so nothing has ended it.
             self.connection.end_cell()
+            self.turns.wake()
         if roster.reserved:
             raise UsageError(f"expected idle ranks, found them {roster.reserved}")
         if not self._is_free:
@@ -342,6 +344,7 @@ class Cells:
             connection.words.name_cell(text, cell.number)
             try:
                 run = CellRun(cell.cell, chosen, connection, view, timeout, interrupt_kills)
+                connection.note_deaths(chosen)
             except BaseException:
                 connection.end_cell()  # it was not sent
                 raise
@@ -408,6 +411,8 @@ class Cells:
     @contextmanager
     def _waiting(self, run: CellRun) -> Iterator[None]:
         """Within, interrupts go to the cell; an exception abandons it."""
+        # Another thread may have begun it.
+        self.roster.thread = threading.get_ident()
         try:
             with self.connection.inbox.hearing_interrupts():
                 yield
@@ -418,6 +423,7 @@ class Cells:
     def _abandon(self, run: CellRun) -> None:
         """Interrupts a cell after an exception has ended the wait for it."""
         self.roster.abandoned = True
+        self.turns.wake()
         self.hooks.set_cell(None)
         if not self.connection.closed:
             run.interrupt()
@@ -430,6 +436,7 @@ class Cells:
             return self._ended(run)
         finally:
             self.roster.concludes = outer
+            self.turns.wake()
 
     def _ended(self, run: CellRun) -> CellRun:
         try:

@@ -355,8 +355,10 @@ class Cluster:
         roster, connection = self.roster, self.cells.connection if self.state != "new" else None
         if connection is None:
             return False
-        if roster.reserved or connection.awaits_clients:
+        if roster.reserved:
             connection.inbox.put(InterruptRequested())
+        elif (waits := connection.awaits_clients) is not None:
+            waits.put(InterruptRequested())
         elif roster.running is not None and connection.run is not None:
             connection.run.press()
         elif not roster.caller and roster.phase == "running":
@@ -365,7 +367,7 @@ class Cluster:
                     return connection.interrupt_clients()
             connection.inbox.put(InterruptRequested())  # a call of another thread begins
             return True
-        return roster.busy or connection.awaits_clients
+        return roster.busy or connection.awaits_clients is not None
 
     def heal_when(self, healing: str) -> None:
         """Sets when ranks that die are replaced: ``on``, ``ask`` for it, or ``off``.

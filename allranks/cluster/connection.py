@@ -9,24 +9,26 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol
 
 from allranks.cluster import failures, held_cells
-from allranks.cluster.failures import CellRecord
+from allranks.cluster.driver import AnswersSoFar, Driver, Request
+from allranks.cluster.failures import CellRecord, ProcessExit
 from allranks.cluster.features import ClusterContext, NotebookFeature, NotebookHooks
 from allranks.cluster.function_sources import with_sources
 from allranks.cluster.host_agent import HostAgentProcess, MultiHostAgents, open_sockets
-from allranks.cluster.last_words import LastWords
 from allranks.cluster.launchers.launcher import MultiHostLauncher
 from allranks.cluster.launchers.registry import AnyLauncher
 from allranks.cluster.session_folder import name_session_folder
 from allranks.cluster.sockets import (
     Answers,
     ClientAnswered,
+    DeathsKnown,
     DeliverAnswer,
     Event,
     EventQueue,
@@ -36,37 +38,18 @@ from allranks.cluster.sockets import (
     RankSockets,
     closing_if_failed,
 )
-from allranks.cluster.state import Came, CellState, ClusterEvent, ClusterState, Deaths, HostLost
+from allranks.cluster.state import CellState, ClusterEvent, ClusterState
 from allranks.countdown import Countdown
 from allranks.errors import CellInterrupted, ClusterLost, StartFailed, UsageError, WireError
 from allranks.records import limits, requests
-from allranks.records.agent import (
-    Admitted,
-    AgentExit,
-    Clients,
-    End,
-    Exit,
-    FolderMade,
-    HostLeft,
-    LauncherExit,
-    LauncherText,
-    Notice,
-    OpenedCuda,
-    Preloading,
-    RanksUp,
-    Registered,
-    Replaces,
-    to_line,
-)
+from allranks.records.agent import Clients, End, OpenedCuda, RanksUp, Registered, to_line
 from allranks.records.agent import Event as AgentEvent
 from allranks.records.config import CLIENTS_RANKS, HostAgentConfig
 from allranks.records.deferred import deferred
 from allranks.records.ranks import label
-from allranks.records.telemetry import Pulse
 from allranks.records.wire import (
     BETWEEN_CELLS,
     Answer,
-    Died,
     Ends,
     EpochBegun,
     EpochEnded,
@@ -83,19 +66,17 @@ _STATUS_SECONDS = 1.0
 _SLOW_CLIENT_SECONDS = 2.0
 _POLL_SECONDS = 0.1
 
-#: The answers to a request that have come, by rank, and their payloads.
-AnswersSoFar = dict[int, tuple[Answer, list[bytes]]]
 AnyAgent = HostAgentProcess | MultiHostAgents
 
 
 class Shown(Protocol):
-    """Shows the cell that the ranks run."""
+    """Shows the cell that the ranks run. ``state`` is the cell as far as it is shown."""
 
     state: CellState
 
     def take(self, record: CellRecord, payloads: list[bytes]) -> None: ...
 
-    def died(self, deaths: Deaths) -> None:
+    def died(self, ends: Sequence[ProcessExit]) -> None:
         """Shows that ranks have died, and others are left."""
 
     def show_late(self) -> None:
@@ -126,39 +107,40 @@ class Connection:
         kept_dirs: tuple[str, ...] = (),
     ) -> None:
         self.roster, self.size = roster, roster.size
-        self.words = LastWords(roster)
-        self.launcher_text = ""
+        #: Applies events; other threads only handle, here, what follows for users and features.
+        self.driver = Driver(roster)
+        self.words = self.driver.words
         #: What shows the cell of the roster.
         self.run: Shown | None = None
         #: Gets each record of a cell first while a feature has reserved the ranks; returns whether
         #: it was for the feature.
         self.intercept: Callable[[CellRecord, list[bytes]], bool] | None = None
+        #: How many deaths threads that wait have handled.
+        self.deaths = 0
         #: What ranks have written after the ends of their cells.
         self.late: list[Output] = []
         #: Lines of hosts for the user.
-        self.notices: list[str] = []
+        self.notices = self.driver.notices
         #: Whether these ranks have ended, or are left: the roster may be that of others since.
         self._has_ended = False
         self.hooks = NotebookHooks(()) if hooks is None else hooks
         #: Whether the controller of clients starts as soon as all ranks are up.
         self.expects_clients = self.size <= CLIENTS_RANKS
         self._launcher = launcher
-        self._preloading = ""
-        #: The ranks whose processes run.
-        self._started: set[int] = set()
-        #: Why ranks are about to end.
-        self._reasons: dict[int, str] = {}
         self._cause = ""
         #: Functions of features that hear the host agents, and what they close at the end.
         self.listeners: list[Callable[[AgentEvent, int | None], object]] = []
         self._of_features = ExitStack()
         self._numbers = itertools.count(1)
         self._delivers: dict[int, Callable[[Answer, list[bytes]], object]] = {}
-        #: Whether a cell waits until ranks have answered requests of clients.
-        self.awaits_clients = False
+        #: While a thread waits until ranks have answered requests of clients: what it waits for,
+        #: and interrupts of that wait.
+        self.awaits_clients: EventQueue | None = None
         # No thread, feature or socket may refer to the connection: it closes with its last
         # reference.
-        self.inbox = EventQueue()
+        self.inbox = self.driver.inbox
+        #: Events that are to be handled before the next ones of the inbox.
+        self._unhandled = deque[Event]()
         self._wire, self.config, self.session_dir = self._open(gpus, preload, kept_dirs, settings)
         self.send = self._wire.send
         self.log_dir = self.config.log_dir
@@ -178,11 +160,13 @@ class Connection:
                     self.session_dir,
                     self._of_features,
                     roster,
+                    partial(_post, self._wire, self.hooks),
                 )
             )
         can_replace = self.config.can_replace
         relocates = can_replace and getattr(launcher, "outlives_hosts", False)
         roster.connect(can_replace, relocates)
+        self.driver.begin()
         # Runs when the connection is garbage, and when the kernel exits.
         held = self._of_features, self._agents, self._wire, self.session_dir
         self._finalizer = weakref.finalize(self, _end_anywhere, *held)
@@ -198,8 +182,9 @@ class Connection:
         by which other notebooks find them; on several hosts it is their caretaker's.
         """
         wire, config = open_sockets(
-            self._launcher, self.size, gpus, preload, kept_dirs, self.inbox, self.hooks, settings
+            self._launcher, self.size, gpus, preload, kept_dirs, self.driver, self.hooks, settings
         )
+        self.driver.wire = wire
         if isinstance(self._launcher, MultiHostLauncher):
             return wire, config, name_session_folder()
         return wire, config, config.session_dir
@@ -239,14 +224,22 @@ class Connection:
                         raise StartFailed(blocked)
                     if InterruptRequested() in self.step(_POLL_SECONDS):
                         raise KeyboardInterrupt
-                    progress(len(self.roster.hellos), len(self._started), self._preloading)
+                    driver = self.driver
+                    progress(len(self.roster.hellos), len(driver.started), driver.preloading)
                     if self.roster.ends or time.monotonic() > deadline:
                         raise StartFailed(self._start_problem())
+                # The ranks may have come since the last step: a module may have opened CUDA before.
+                if InterruptRequested() in self.step(0):
+                    raise KeyboardInterrupt
+            with self.driver.steady:
+                if not (died := bool(self.roster.ends)):
+                    self.roster.set_phase("running")
+            if died:
+                raise StartFailed(self._start_problem())
         except BaseException:
             self.close()
             raise
         self.all_up()
-        self.roster.set_phase("running")
 
     def _reach_each(self, unreached: set[int]) -> bool:
         """Whether all ranks get what is sent; removes those that do.
@@ -264,12 +257,12 @@ class Connection:
         return agent
 
     def _agent_listener(self) -> Callable[[AgentEvent, str], None]:
-        inbox, hooks, listeners, agents = self.inbox, self.hooks, self.listeners, self._agents
+        driver, wire, hooks = self.driver, self._wire, self.hooks
+        listeners, agents = self.listeners, self._agents
 
         def deliver(event: AgentEvent, host: str) -> None:
-            # Events are handled in the main thread, and features may hear them here.
             if not isinstance(event, Registered):  # this concerns features alone
-                inbox.put(FromHostAgent(event, host))
+                wire.post(partial(driver.put, FromHostAgent(event, host)))
             pids = (each.pid for each in agents if isinstance(each, HostAgentProcess))
             hooks.call_each(listeners, event, next(pids, None))
 
@@ -282,6 +275,7 @@ class Connection:
             if isinstance(self._launcher, MultiHostLauncher):
                 made = MultiHostAgents(self._launcher, self.config, self._wire, deliver)
             else:
+                self._wire.start()  # it listens once the agent has made the folder
                 made = HostAgentProcess(self.config, deliver)
         except PermissionError as error:
             raise StartFailed(
@@ -302,7 +296,7 @@ class Connection:
         self.wait_until(lambda: False, _POLL_SECONDS)
         missing, ends = self.roster.missing, self.roster.ends
         on = "".join(each.where(missing) for each in self._agents)
-        told = failures.last_lines(self.log_dir, ends, self.launcher_text)
+        told = failures.last_lines(self.log_dir, ends, self.driver.launcher_text)
         if not ends:
             told = "\n".join(filter(None, [failures.startup_places(self.log_dir, missing), told]))
         found = self.size - len(missing)
@@ -358,14 +352,26 @@ class Connection:
             self.hooks.stopped()
 
     def step(self, seconds: float) -> list[InterruptRequested]:
-        """Handles events within ``seconds``; returns the interrupts among them.
+        """Handles what has come for users and features within ``seconds``, in its order; returns
+        the interrupts among it. While another thread waits for its cell, that one does it.
 
         It handles all events before it raises what reading or showing one of them raised, with the
         others' errors as notes, so that no reply is lost; the next call returns the interrupts.
         """
         pressed: list[InterruptRequested] = []
         failed: dict[str, Exception] = {}
-        for event in self.inbox.wait(seconds):
+        wait = 0.0 if self._unhandled else seconds
+        # Meanwhile no cell of another thread begins, whose first events this one would take.
+        with nullcontext() if wait > 0 else self.driver.steady:
+            if handles := self.handles:
+                self._unhandled += self.driver.news(wait)
+        if not handles:
+            if seconds > 0:
+                Request().wait(seconds)
+            return pressed
+        # A hook or view that calls this itself goes on with the next event, and so does the thread
+        # of a cell that begins meanwhile.
+        while self.handles and (event := self._next()) is not None:
             if isinstance(event, InterruptRequested):
                 pressed.append(event)
                 continue
@@ -382,16 +388,24 @@ class Connection:
             first.add_note(text)
         raise first
 
+    def _next(self) -> Event | None:
+        try:
+            return self._unhandled.popleft()
+        except IndexError:  # between cells, another thread may have taken it
+            return None
+
+    @property
+    def handles(self) -> bool:
+        """Whether this thread is to handle what comes."""
+        caller = self.roster.caller
+        if caller in (0, threading.get_ident()):
+            return True
+        # It has begun a cell, and has ended without a wait for it.
+        return all(thread.ident != caller for thread in threading.enumerate())
+
     def _take(self, record: CellRecord, payloads: list[bytes]) -> None:
-        # The rank's last line, and how much of its log it has sent.
-        if isinstance(record, Pulse):
-            self.words.note_line(record.cell, record.rank, record.line)
-        elif isinstance(record, Output) and record.log_nbytes:
-            self.words.note_sent(record.rank, record.log_nbytes)
-        elif isinstance(record, Reply):
-            self.words.end_cell(record.rank)
-            if record.report is not None:
-                record = replace(record, report=with_sources(record.report))
+        if isinstance(record, Reply) and record.report is not None:
+            record = replace(record, report=with_sources(record.report))
         if self.intercept is not None and self.intercept(record, payloads):
             return
         run = None if self.roster.abandoned else self.run
@@ -403,19 +417,27 @@ class Connection:
             if run is not None:
                 # The rank had not begun this cell yet: output of the cell comes later.
                 run.show_late()
-        elif isinstance(record, Reply) and self.roster.cell is not None:
-            self.roster.cell.apply(record)
+        elif isinstance(record, Reply) and self.run is not None:
+            # To a cell that was abandoned: a rank that dies now has not died in it.
+            self.run.state.apply(record)
 
     def wait_until(self, done: Callable[[], bool], seconds: float) -> None:
-        """Handles events until ``done`` or the time is over; interrupts stay for the next wait."""
+        """Handles events until ``done`` or the time is over, also those that came before it was
+        done; interrupts stay for the next wait.
+        """
         limit, pressed = Countdown(seconds), list[InterruptRequested]()
         try:
             while not done() and limit.left() > 0:
                 pressed += self.step(min(_POLL_SECONDS, seconds))
+            pressed += self.step(0)
         finally:
             # Not earlier: an event in the queue ends each step at once.
             for press in pressed:
                 self.inbox.put(press)
+
+    def _put_back(self, pressed: Iterable[InterruptRequested]) -> None:
+        for press in pressed:
+            self.inbox.put(press)
 
     @contextmanager
     def _asking(self, name: str, arguments: dict[str, Any]) -> Iterator[tuple[Query, AnswersSoFar]]:
@@ -457,13 +479,19 @@ class Connection:
         """
         roster = self.roster
         chosen = roster.alive if ranks is None else tuple(ranks)
-        with self.asking(chosen, name, arguments, *payloads) as got:
-            self.wait_until(
-                lambda: (
-                    bool(roster.ends) or all(rank in got or rank in roster.dead for rank in chosen)
-                ),
-                seconds,
-            )
+        ask, limit = Query(next(self._numbers), name, arguments), Countdown(seconds)
+        pressed = list[InterruptRequested]()
+        with self.driver.requesting(ask.request) as request, ExitStack() as over:
+            over.callback(self._put_back, pressed)
+            self.send(chosen, ask, *payloads)
+            while not roster.ends and limit.left() > 0:
+                gone = [*roster.dead]  # first: a rank may answer, and die then
+                if all(rank in request.answers or rank in gone for rank in chosen):
+                    break
+                pressed += self.step(0)
+                request.wait(min(_POLL_SECONDS, seconds))
+            pressed += self.step(0)
+        got = request.answers
         if strict and roster.ends:
             raise ClusterLost(self.loss_text())
         problems = [answer.problem for _, (answer, _) in sorted(got.items()) if answer.problem]
@@ -555,14 +583,18 @@ class Connection:
             tell(f"{which} must first answer {holding[0].holds_cells}, which was interrupted")
         if not (engines := self.unanswered(ranks)):
             return
+        events = EventQueue()
         calls = (one.call_when_answered for one in holding)
-        self.hooks.call_each(calls, engines, lambda: self.inbox.put(ClientAnswered()))
+        self.hooks.call_each(calls, engines, lambda: events.put(ClientAnswered()))
         quiet: Countdown | None = Countdown(_SLOW_CLIENT_SECONDS)
-        with self.inbox.hearing_interrupts(), ExitStack() as over:
-            over.callback(setattr, self, "awaits_clients", False)
-            self.awaits_clients = True
+        with ExitStack() as over:
+            # One that came with the last answer concerns what follows.
+            over.callback(lambda: self._put_back(_presses(events)))
+            over.enter_context(events.hearing_interrupts())
+            over.callback(setattr, self, "awaits_clients", None)
+            self.awaits_clients = events
             while engines := self.unanswered(ranks):
-                if self.step(_POLL_SECONDS):
+                if self.step(0) or InterruptRequested() in events.wait(_POLL_SECONDS):
                     self.hooks.call_each((one.give_up for one in holding), engines)
                     where = label(sorted(engines.values()))
                     too = f"{holding[0].holds_cells} on {where} was interrupted, too"
@@ -583,6 +615,10 @@ class Connection:
     def _handle(self, event: Event) -> None:
         if isinstance(event, WireError) and self._end_sender(event):
             return
+        if isinstance(event, StartFailed):
+            if self._has_ended:  # its agent has removed the folder already
+                return
+            raise event
         if isinstance(event, Exception):
             raise WireError(
                 f"expected a readable message from a rank, found {event}: its content is lost. The "
@@ -592,47 +628,20 @@ class Connection:
             record = event.record
             if isinstance(record, CellRecord):
                 self._take(record, event.payloads)
-            elif isinstance(record, Hello | EpochBegun | EpochEnded):
-                self._apply(record)
-            elif isinstance(record, Ends):
-                self._reasons[record.rank] = record.why
             elif isinstance(record, Answer):
                 # An answer that comes too late is dropped.
                 if record.request in self._delivers:
                     self._delivers[record.request](record, event.payloads)
-            else:
+            elif not isinstance(record, Hello | EpochBegun | EpochEnded | Ends):
                 self.hooks.message_received(record, event.payloads)
-        elif isinstance(event, FromHostAgent):
-            self._handle_agent(event.event, event.host)
-
-    def _handle_agent(self, event: AgentEvent, host: str) -> None:
-        match event:
-            case FolderMade():
-                if not self.closed:  # a start may be interrupted before the agent has begun
-                    self._wire.listen()
-            case Preloading(module):
-                self._preloading = module
-            case Admitted(rank):
-                self._started.add(rank)
-            case LauncherText(text):
-                self.launcher_text = (self.launcher_text + text)[-20_000:]
-            case Notice(text):
-                self.notices.append(text)
-            case OpenedCuda(module):
-                raise StartFailed(
-                    f"--preload {module}: importing this module initializes CUDA, "
-                    "and ranks that are forked after that cannot use a GPU. Leave it out and "
-                    "import it in a cell, or use the GPU inside its functions only."
-                )
-            case Replaces():
-                self._apply(event)
-            case HostLeft():
-                there = [rank for agent in self._agents for rank in agent.ranks_of(host)]
-                self._apply(HostLost(failures.ProcessExit.of(event, host), tuple(there)))
-            case Exit() | LauncherExit() | AgentExit():
-                end = failures.ProcessExit.of(event, host)
-                why = self._reasons.pop(end.rank, "")
-                self._apply(replace(end, reason=why) if why and end.code >= 0 else end)
+        elif isinstance(event, DeathsKnown):
+            self._show_deaths(event)
+        elif isinstance(event, FromHostAgent) and isinstance(event.event, OpenedCuda):
+            raise StartFailed(
+                f"--preload {event.event.module}: importing this module initializes CUDA, "
+                "and ranks that are forked after that cannot use a GPU. Leave it out and "
+                "import it in a cell, or use the GPU inside its functions only."
+            )
 
     def _end_sender(self, error: WireError) -> bool:
         """Ends the rank that has sent what cannot be read; returns whether it is known."""
@@ -662,30 +671,55 @@ class Connection:
         for agent in self._agents:
             agent.say(end)
 
-    def _apply(self, event: ClusterEvent) -> None:
-        for found in self.roster.apply(event):
-            match found:
-                case Came(hello):
-                    self.words.begin(hello)
-                case Deaths():
-                    self._announce(found)
+    def apply(self, event: ClusterEvent) -> None:
+        """Applies an event that this notebook makes to the state of the ranks."""
+        self.driver.apply(event)
 
-    def _announce(self, deaths: Deaths) -> None:
-        alive = self.roster.alive
+    def _show_deaths(self, deaths: DeathsKnown) -> None:
+        self.deaths += len(deaths.ends)
         for end in deaths.ends:
             self.hooks.call(NotebookFeature.rank_died, end.rank)
-        for end in deaths.ends if alive else ():
-            self.send(alive, Died(end.rank, self.words.death_text(end)))
-        # Each death is reported once: a replacement that died as well has no cell.
-        if alive and not deaths.again and self.run is not None and self.roster.cell is not None:
-            self.run.died(deaths)
+        if deaths.shown and self.run is not None and self.roster.cell is not None:
+            self.run.died(deaths.ends)
+
+    def begin_cell(self, cell: int, ranks: Sequence[int], run: Shown) -> None:
+        """Begins a cell of this thread, which ``run`` shows."""
+        with self.driver.steady:
+            self.roster.begin_cell(cell, ranks, threading.get_ident())
+        self.run = run
+        self.words.begin_cell(cell)
+
+    def note_deaths(self, ranks: Iterable[int]) -> None:
+        """Handles deaths that came between the choice of a cell's ranks and its begin."""
+        roster = self.roster
+        with self.driver.steady:
+            ends = [roster.dead[rank] for rank in ranks if rank in roster.dead]
+            if roster.cell is not None:
+                for end in ends:
+                    roster.cell.apply(end)
+        if ends and self.run is not None:
+            self.run.died(ends)
+
+    def reserve(self, text: str) -> bool:
+        """Lets no cell begin, see `ClusterState.reserve`; returns false if a rank has died."""
+        with self.driver.steady:
+            if self.roster.dead:
+                return False
+            self.roster.reserve(text, threading.get_ident())
+            return True
 
     def end_cell(self) -> None:
-        self.roster.end_cell()
+        with self.driver.steady:
+            self.roster.end_cell()
         self.run = None
 
     def is_left(self, cell: CellState) -> bool:
-        """Whether all ranks have left a cell, or none can do that any longer."""
+        """Whether all ranks have left a cell, as far as it is shown, or none can do that any
+        longer.
+        """
+        run = None if self.roster.abandoned else self.run
+        if run is not None and run.state.cell == cell.cell:
+            cell = run.state
         if not cell.pending:
             return True
         # Asked several times a second: most of the time no rank has ended.
@@ -723,7 +757,7 @@ class Connection:
     def loss_text(self, shown: bool = False) -> str:
         """Returns which rank died, how, and what is lost; ``shown`` leaves out shown lines."""
         ends, hellos = self.roster.ends, self.roster.hellos
-        text = self.launcher_text
+        text = self.driver.launcher_text
         why = self.why_not_replaced()
         return failures.loss_text(ends, hellos, text, self.size, shown, self._cause, why)
 
@@ -740,6 +774,15 @@ class Connection:
         if self.roster.can_replace or self.size == 1:
             return ""
         return self._launcher.why_not_replaced()
+
+
+def _presses(events: EventQueue) -> list[InterruptRequested]:
+    return [event for event in events.wait(0) if isinstance(event, InterruptRequested)]
+
+
+def _post(wire: RankSockets, hooks: NotebookHooks, call: Callable[[], object]) -> bool:
+    """Posts a call of a feature: what it raises is no message that cannot be read."""
+    return wire.post(partial(hooks.call_each, (call,)))
 
 
 def _start_controller(agents: list[AnyAgent]) -> None:

@@ -71,6 +71,8 @@ class ClusterContext:
         session_dir: the folder by which other notebooks find the ranks.
         at_end: closed when the ranks are ended, or left to another notebook; from any thread.
         roster: which ranks run, and which have died.
+        post: has the thread that receives from the ranks call a function; returns false if that
+            thread has ended.
     """
 
     size: int
@@ -84,6 +86,7 @@ class ClusterContext:
     session_dir: str = ""
     at_end: ExitStack = field(default_factory=ExitStack)
     roster: ClusterState = field(default_factory=lambda: ClusterState(0))
+    post: Callable[[Callable[[], object]], bool] = lambda call: False
 
 
 @dataclass(frozen=True)
@@ -286,8 +289,6 @@ class _Question:
     ranks: tuple[int, ...]
     deliver: Callable[[dict[int, Answer]], None]
     answers: dict[int, Answer] = field(default_factory=dict)
-    #: The answers that had come in time are not delivered after all of them.
-    delivering: threading.Lock = field(default_factory=threading.Lock)
 
 
 @declares_hooks
@@ -319,9 +320,9 @@ class AskingFeature(NotebookFeature):
     ) -> int:
         """Delivers the answers of all ranks, or those that have come after some seconds.
 
-        ``deliver`` is called once, in the thread that receives or in a timer's. With ``again`` it
-        is also called when the last answer comes later, unless `drop` is called with the number
-        that is returned.
+        ``deliver`` is called once, in the thread that receives, or in a timer's if that one has
+        ended. With ``again`` it is also called when the last answer comes later, unless `drop` is
+        called with the number that is returned.
         """
         request = next(_numbers)
         context = self.context
@@ -331,8 +332,9 @@ class AskingFeature(NotebookFeature):
         self._questions[request] = _Question(asked, deliver)
         self.arriving = (Answer,)
         context.send(asked, Query(request, name, arguments))
+        end = partial(self._tell if again else self._finish, request)
         # A rank that computes in C does not answer.
-        timer = threading.Timer(seconds, self._tell if again else self._finish, (request,))
+        timer = threading.Timer(seconds, lambda: context.post(end) or end())
         timer.daemon = True
         timer.start()
         return request
@@ -379,18 +381,14 @@ class AskingFeature(NotebookFeature):
         return None
 
     def _finish(self, request: int) -> None:
-        # The first of the two threads takes the question.
         question = self._questions.pop(request, None)
         if question is not None:
-            with question.delivering:
-                question.deliver(question.answers)
+            question.deliver(question.answers)
 
     def _tell(self, request: int) -> None:
         question = self._questions.get(request)
-        if question is not None:
-            with question.delivering:
-                if request in self._questions:  # else all answers have come
-                    question.deliver(dict(question.answers))
+        if question is not None:  # else all answers have come
+            question.deliver(dict(question.answers))
 
 
 _registered: list[type[NotebookFeature]] = []

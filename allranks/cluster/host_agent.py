@@ -30,7 +30,7 @@ from allranks.cluster.launchers.job import Host
 from allranks.cluster.launchers.launcher import MultiHostLauncher
 from allranks.cluster.launchers.mpiexec import LASTING, LASTING_SETTINGS, LASTING_SETTINGS_ALONE
 from allranks.cluster.launchers.registry import AnyLauncher
-from allranks.cluster.sockets import EventQueue, ListeningSockets, RankSockets, closing_if_failed
+from allranks.cluster.sockets import Inbox, ListeningSockets, RankSockets, closing_if_failed
 from allranks.errors import StartFailed
 from allranks.records import limits
 from allranks.records.agent import (
@@ -89,7 +89,7 @@ def open_sockets(
     gpus: tuple[str, ...],
     preload: tuple[str, ...],
     kept_dirs: tuple[str, ...],
-    inbox: EventQueue,
+    inbox: Inbox,
     hooks: NotebookHooks,
     settings: Mapping[str, str],
 ) -> tuple[RankSockets, HostAgentConfig]:
@@ -216,9 +216,6 @@ class HostAgentProcess:
 
     def why_ended(self) -> str:
         return ""
-
-    def ranks_of(self, host: str) -> list[int]:
-        return []
 
     def seat_spares(self, dead: Sequence[int]) -> str:
         return ""
@@ -627,9 +624,12 @@ class MultiHostAgents:
         """Returns why the launcher's job has ended, or ""."""
         return self.job.why_ended()
 
-    def relocate(self) -> bool:
+    def relocate(
+        self, decided: Callable[[dict[str, list[int]]], object] = lambda hosts: None
+    ) -> bool:
         """Makes the hosts that are left start all ranks again, also those of lost hosts: each on
         the host that stores a copy of what it has kept. Returns whether a host is left.
+        ``decided`` is called with the ranks of each host, before the hosts hear of it.
         """
         old = [self._host_of[rank] for rank in range(self._config.size)]
         holders = copy_holders(tuple(old))
@@ -657,6 +657,7 @@ class MultiHostAgents:
         self._save()
         self._held = HeldEnds(self.deliver, self._config.can_replace)
         self._test, self._began = None, time.monotonic()
+        decided(self.hosts())
         for each in reversed(self._hosts):  # as in `begin`
             self.wire.command(each.name, "again", self._config_of(each).to_json())
         return True

@@ -105,10 +105,11 @@ class LastWords:
 
     def deaths_text(self) -> str:
         """Returns which ranks have died without replacement, and how."""
-        if any(end.why for end in self._ranks.dead.values()):
-            return death_lines(self._ranks.dead.values())
+        dead = self._ranks.dead.copy()  # another thread may add one
+        if any(end.why for end in dead.values()):
+            return death_lines(dead.values())
         hellos = self._ranks.hellos
         return "; ".join(
             f"rank {rank} ({hellos[rank].host}, pid {hellos[rank].pid}) {end.how()}"
-            for rank, end in sorted(self._ranks.dead.items())
+            for rank, end in sorted(dead.items())
         )

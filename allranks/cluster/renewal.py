@@ -11,7 +11,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Iterable
 
-from allranks.cluster.connection import AnswersSoFar, Connection
+from allranks.cluster.connection import Connection
+from allranks.cluster.driver import AnswersSoFar
 from allranks.cluster.held_cells import Requests
 from allranks.countdown import Countdown
 from allranks.errors import ClusterLost, UsageError

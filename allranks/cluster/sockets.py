@@ -25,6 +25,7 @@ from typing import Any, Protocol
 
 import zmq
 
+from allranks.cluster.failures import ProcessExit
 from allranks.countdown import AwakeClock
 from allranks.errors import StartFailed, WireError
 from allranks.records import agent, limits
@@ -76,8 +77,25 @@ class ClientAnswered:
     """A client has the answer to a request."""
 
 
-#: An exception is that of a message of a rank that could not be read.
-Event = FromRank | FromHostAgent | InterruptRequested | ClientAnswered | Exception
+@dataclass(frozen=True)
+class DeathsKnown:
+    """Ranks have died, and the others have been told; ``shown``: the cell that runs is to show it,
+    because others are left.
+    """
+
+    ends: tuple[ProcessExit, ...]
+    shown: bool
+
+
+#: An exception is that of a message of a rank that could not be read, or a StartFailed.
+Event = FromRank | FromHostAgent | DeathsKnown | InterruptRequested | ClientAnswered | Exception
+
+
+class Inbox(Protocol):
+    """Gets what comes from the ranks."""
+
+    def put(self, event: Event) -> None:
+        """Takes an event, in the thread that receives."""
 
 
 class EventQueue:
@@ -234,14 +252,15 @@ class ListeningSockets:
 class RankSockets:
     """Sends records to ranks; after `listen`, a thread of its own receives theirs.
 
-    They go to ``inbox``; features get some of them first, through ``hooks``. ``place`` is two URLs
+    They go to ``inbox``; features get some of them first, through ``hooks``. Another thread can
+    have that thread call something (`post`), from `start` on. ``place`` is two URLs
     in the session's folder, or for several hosts the sockets that listen. A host that sends nothing
     for ``lease_seconds`` counts as lost.
     """
 
     def __init__(
         self,
-        inbox: EventQueue,
+        inbox: Inbox,
         hooks: Interceptors,
         place: ListeningSockets | tuple[str, str],
         lease_seconds: float = limits.LEASE_SECONDS,
@@ -273,23 +292,26 @@ class RankSockets:
                 self.listening.close()
             raise
         self._context = zmq.Context()
-        #: For the socket of commands, which only one thread at a time may use, and the numbers of
-        #: messages to hosts, which are sent in their order. Features send in any thread, as
-        #: messages of widgets' views; the thread below confirms what has come.
-        self._commands_lock = threading.RLock()
+        #: For what is sent, and for what it follows from. Only one thread at a time may use the
+        #: socket of commands, and messages to hosts are sent in the order of their numbers.
+        #: Features send in any thread, as messages of widgets' views; the thread below confirms
+        #: what has come. `Driver` changes the state of the ranks with it: ranks hear of a death
+        #: before the commands of a thread that already knows of it.
+        self.lock = threading.RLock()
         self._closed = False
+        self._posted: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
         self._commands = self._context.socket(zmq.ROUTER)
         self._events = self._context.socket(zmq.PULL)
-        self._stop_reader = self._context.socket(zmq.PAIR)
-        self._stop_reader.bind("inproc://stop")
-        self._stop_writer = self._context.socket(zmq.PAIR)
-        self._stop_writer.connect("inproc://stop")
-        for one in (self._commands, self._events):
+        self._wake_reader = self._context.socket(zmq.PAIR)
+        self._wake_writer = self._context.socket(zmq.PAIR)
+        for one in (self._commands, self._events, self._wake_reader, self._wake_writer):
             # Messages to ranks that have ended must not keep the kernel from exiting.
             one.setsockopt(zmq.LINGER, 0)
             # No limits: above one, a socket drops messages or blocks the sender.
             one.setsockopt(zmq.SNDHWM, 0)
             one.setsockopt(zmq.RCVHWM, 0)
+        self._wake_reader.bind("inproc://wake")
+        self._wake_writer.connect("inproc://wake")
         # A message to a rank that has ended raises instead of being dropped.
         self._commands.setsockopt(zmq.ROUTER_MANDATORY, 1)
         # A replacement has the name of the dead rank.
@@ -304,24 +326,65 @@ class RankSockets:
         self._thread = threading.Thread(target=self._read, name="allranks-events", daemon=True)
 
     def listen(self) -> None:
-        """Begins to listen; the session's folder must be there."""
-        if self.listening is not None:
-            self.listening.give(self._commands, self._events)
-        try:
-            self._commands.bind(self.commands_url)
-            self._events.bind(self.events_url)
-        except zmq.ZMQError as error:
-            raise StartFailed(
-                f"expected to listen at {self.commands_url}, found {error}. "
-                "Type: %distributed start"
-            ) from error
-        self._thread.start()
+        """Begins to listen, unless closed; the session's folder must be there. Once the thread of
+        the sockets has started, only that one may call it.
+        """
+        with self.lock:
+            if self._closed:
+                return
+            if self.listening is not None:
+                self.listening.give(self._commands, self._events)
+            try:
+                self._commands.bind(self.commands_url)
+                self._events.bind(self.events_url)
+            except zmq.ZMQError as error:
+                raise StartFailed(
+                    f"expected to listen at {self.commands_url}, found {error}. "
+                    "Type: %distributed start"
+                ) from error
+        self.start()
+
+    def start(self) -> None:
+        """Starts the thread that receives, unless it runs."""
+        if self._thread.ident is None:
+            self._thread.start()
+
+    def post(self, call: Callable[[], object]) -> bool:
+        """Has the thread that receives call a function; returns false if it has ended. All calls
+        are made in their order.
+        """
+        if threading.get_ident() == self._thread.ident:
+            # After those that wait: another thread's may be news of what this call follows from.
+            self._posted.put(call)
+            self._make_calls()
+            return True
+        with deferred(), self.lock:
+            if not self._closed:
+                self._posted.put(call)
+                self._wake_writer.send(b"")
+            return not self._closed
+
+    def _make_posted_calls(self) -> bool:
+        """Returns whether the thread is to end: no further call comes then."""
+        self._wake_reader.recv()
+        is_over = self._closed  # first: else a call could come between
+        self._make_calls()
+        return is_over
+
+    def _make_calls(self) -> None:
+        with suppress(queue.Empty):
+            while True:
+                call = self._posted.get_nowait()
+                try:
+                    call()
+                except Exception as error:
+                    self._report(error)
 
     def send(self, ranks: Iterable[int], record: Record, *payloads: bytes) -> bool:
         """Sends a record to all of these ranks; returns whether all were connected."""
         frames = encode(record, *payloads)
         # Half a message would swallow the next one.
-        with deferred(), self._commands_lock:
+        with deferred(), self.lock:
             self._show(record, frames)
             if self.host_of:
                 self._send_by_relays(ranks, frames)
@@ -336,14 +399,14 @@ class RankSockets:
 
     def command(self, host: str, word: str, line: str) -> None:
         """Sends a command to a host's relay; drops it if the relay has ended."""
-        with deferred(), self._commands_lock:
+        with deferred(), self.lock:
             self._send_to_host(host, [word.encode(), line.encode()])
 
     def forget(self, host: str) -> None:
         """Accepts nothing from a host any longer. If it was only cut off, it is stopped once it can
         be reached again.
         """
-        with deferred(), self._commands_lock:
+        with deferred(), self.lock:
             if host in self._hosts:
                 self._send_to_host(host, [b"stop", b""])
                 self._last_signs[host] = None
@@ -353,13 +416,13 @@ class RankSockets:
         been silent for some seconds already, which count for its lease.
         """
         assert self.listening is not None
-        with self._commands_lock:
+        with self.lock:
             for host, seconds in hosts.items():
                 self._hosts[host] = HostMessages(self.listening.owner)
                 self._last_signs[host] = self._now - seconds
                 self._of_last_notebook.add(host)
         for host in hosts:
-            with deferred(), self._commands_lock:
+            with deferred(), self.lock:
                 # Its announcement may have been read already. A second greeting has no effect.
                 self._send([host.encode(), BEGIN, self.listening.owner])
             self.command(host, "reconnect", "")
@@ -398,8 +461,8 @@ class RankSockets:
     def _read(self) -> None:
         poller = zmq.Poller()
         poller.register(self._events, zmq.POLLIN)
-        poller.register(self._stop_reader, zmq.POLLIN)
-        unread = 0
+        poller.register(self._wake_reader, zmq.POLLIN)
+        unread, is_over = 0, False
         while True:
             if self._now < self._next_look:
                 # ZeroMQ reads from hosts in turns. So each host from which something has come has
@@ -407,13 +470,16 @@ class RankSockets:
                 unread = len(self._hosts)
             left_ms = math.ceil(1000 * max(0.0, self._next_look - self._now))
             # Where several hosts are expected, also without one: another thread may add them.
-            ready = dict(poller.poll(left_ms if self.listening is not None else None))
+            limit_ms = left_ms if self.listening is not None else None
+            ready = dict(poller.poll(0 if is_over else limit_ms))
             self._now = self._clock.now()
             try:
+                if self._wake_reader in ready:
+                    is_over = self._make_posted_calls() or is_over
                 if self._events in ready:
                     self._take(self._receive())
                     unread -= 1
-                elif self._stop_reader in ready:
+                elif is_over:
                     return
                 else:
                     unread = 0
@@ -484,7 +550,7 @@ class RankSockets:
         received.
         """
         messages = self._messages_of(host)
-        with self._commands_lock:
+        with self.lock:
             if self._closed:
                 return
             messages.confirm(number, owner)
@@ -516,12 +582,12 @@ class RankSockets:
     def close(self) -> None:
         for observer in self.observers:
             observer.close()
-        with self._commands_lock:  # another thread may be in the middle of a message
+        with self.lock:  # another thread may be in the middle of a message
             self._closed = True
         if self._thread.is_alive():
-            self._stop_writer.send(b"")
+            self._wake_writer.send(b"")
             self._thread.join()
-        for one in (self._commands, self._events, self._stop_reader, self._stop_writer):
+        for one in (self._commands, self._events, self._wake_reader, self._wake_writer):
             one.close(0)
         self._context.term()
         if self.listening is not None:

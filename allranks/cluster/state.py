@@ -90,7 +90,7 @@ class CellState:
 
 
 def _replies(cell: CellState | None) -> list[tuple[int, Reply]]:
-    # A copy: the thread that receives, and those of features, read it while a cell runs, or ends.
+    # A copy: other threads read it while one applies events.
     return [] if cell is None else [*cell.replies.items()]
 
 
@@ -192,13 +192,10 @@ class Came:
 
 @dataclass(frozen=True)
 class Deaths:
-    """Ranks have died, and others are left or not; ``again`` if a place was vacant before. ``left``
-    are those that were in the cell.
-    """
+    """Ranks have died, and others are left or not; ``again`` if a place was vacant before."""
 
     ends: tuple[ProcessExit, ...]
     again: bool = False
-    left: tuple[Left, ...] = ()
 
 
 ClusterEvent = (
@@ -271,10 +268,9 @@ class ClusterState:
         """``why`` is the reason if the ranks are lost, or stopped."""
         self.phase, self.lost_because = phase, why
 
-    def begin_cell(self, cell: int, ranks: Iterable[int], thread: int) -> CellState:
+    def begin_cell(self, cell: int, ranks: Iterable[int], thread: int) -> None:
         self.cell, self.abandoned = CellState(cell, ranks), False
         self.thread, self.cells = thread, cell
-        return self.cell
 
     def end_cell(self) -> None:
         """All ranks have left the cell, as far as is known."""
@@ -304,8 +300,9 @@ class ClusterState:
     @property
     def replaced(self) -> tuple[int, ...]:
         """The ranks whose processes have taken the place of one that has died."""
-        known = self.hellos
-        return tuple(r for r, pid in self._pids.items() if r in known and known[r].pid == pid)
+        pids = self._pids.copy()
+        hellos = {rank: self.hellos.get(rank) for rank in pids}
+        return tuple(r for r, it in hellos.items() if it is not None and it.pid == pids[r])
 
     @property
     def closed(self) -> bool:
@@ -438,7 +435,8 @@ class ClusterState:
             self.ends.append(end)
             return ()
         again = end.rank in self.dead
-        return (Deaths((end,), again, self._note_death(end)),)
+        self._note_death(end)
+        return (Deaths((end,), again),)
 
     def _lose_host(self, end: ProcessExit, ranks: tuple[int, ...]) -> tuple[Deaths, ...]:
         if not self._spares(self.can_relocate) or self.ends:
@@ -447,17 +445,19 @@ class ClusterState:
         # If ranks are missing, all are being started, and will be again.
         there = () if self.missing else sorted(set(ranks) - self.dead.keys())
         ends = tuple(replace(end, rank=rank) for rank in there)
-        left = [one for each in ends for one in self._note_death(each)]
-        return (Deaths(ends, left=tuple(left)),) if ends else ()
+        for each in ends:
+            self._note_death(each)
+        return (Deaths(ends),) if ends else ()
 
-    def _note_death(self, end: ProcessExit) -> tuple[Left, ...]:
+    def _note_death(self, end: ProcessExit) -> None:
         self.new.discard(end.rank)
         self._vacant.discard(end.rank)
         (self.died_again if end.rank in self.dead else self.dead)[end.rank] = end
         # With its last rank the cluster has ended: no variables are left.
         if not self.alive:
             self.ends += self.dead.values()
-        return self.cell.apply(end) if self.cell is not None else ()
+        if self.cell is not None:
+            self.cell.apply(end)
 
     def _start_again(self, hosts: Collection[str]) -> None:
         losses = self.lost_hosts | {end.host: end.why for end in self.ends if end.why}

@@ -12,14 +12,16 @@ from types import FrameType
 
 
 class Deferred:
-    """Whether an interrupt arrived while it was deferred."""
+    """Whether an interrupt arrived while it was deferred; then ``wake`` is called."""
 
     def __init__(self) -> None:
         self.pending = False
+        self.wake: Callable[[], object] = lambda: None
 
     def hear(self, signum: int, frame: FrameType | None) -> None:
         """The signal handler: notes the interrupt."""
         self.pending = True
+        self.wake()
 
     def leave(self) -> None:
         """Raises a deferred interrupt; called where leaving is safe."""

@@ -734,7 +734,8 @@ def test_a_request_ends_with_its_rank_and_the_new_rank_has_the_same_id(px):
 
 def test_a_request_does_not_wait_for_a_rank_that_has_died_in_it(px):
     died = px.run("%%px\nimport os\nif rank == 1: os._exit(1)\nallreduce(1, Sum)")
-    died.says("[0:execute]", "RankLost", "rank 1 has died")
+    # It hears how the rank has died, or finds that it has.
+    died.says("[0:execute]", "RankLost: allreduce(Sum) needs all of ranks 0–1: rank 1 ")
     assert px.run("%%distributed\nallreduce(1, Sum)").text.endswith("ranks 0–1 → 2\n")
 
 

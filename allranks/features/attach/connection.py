@@ -10,7 +10,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from allranks.cluster.connection import AnswersSoFar, Connection
+from allranks.cluster.connection import Connection
+from allranks.cluster.driver import AnswersSoFar
 from allranks.cluster.failures import ProcessExit
 from allranks.cluster.host_agent import MultiHostAgents
 from allranks.cluster.launchers.launcher import MultiHostLauncher
@@ -41,8 +42,13 @@ class EarlyEnds:
         self._roster = roster
         self.events: list[ProcessExit | HostLost] = []
 
-    def apply(self, event: ProcessExit | HostLost | Replaces) -> None:
-        """Notes an end, or that another host has the place of a rank."""
+    def keep(self, event: ClusterEvent) -> bool:
+        """Notes an end, or that another host has the place of a rank; returns whether the state of
+        the ranks is not to change by it yet.
+        """
+        if isinstance(event, ProcessExit | HostLost):
+            self._note_end(event)
+            return True
         if isinstance(event, Replaces):
             self.events = [
                 replace(early, ranks=tuple(r for r in early.ranks if r != event.rank))
@@ -50,7 +56,9 @@ class EarlyEnds:
                 else early
                 for early in self.events
             ]
-            return
+        return False
+
+    def _note_end(self, event: ProcessExit | HostLost) -> None:
         end = event.end if isinstance(event, HostLost) else event
         # Without one of its hosts, MPI's job ends.
         known = end.rank == -1 and any(isinstance(other, HostLost) for other in self.events)
@@ -87,14 +95,13 @@ class AttachedConnection(Connection):
         self._numbers = itertools.count(secrets.randbits(31))
         #: What the notebook before has noted of its recovery.
         self.record: Mapping[str, Any] = {}
-        #: Until the ranks have answered.
-        self._early: EarlyEnds | None = None
 
     def _open(self, *_: Any, **__: Any) -> tuple[RankSockets, HostAgentConfig, str]:
         taken = self._taken
         home = taken.config.session_dir
         place = taken.listening or (COMMANDS_AT_HOME.format(home), EVENTS_AT_HOME.format(home))
-        wire = RankSockets(self.inbox, self.hooks, place, taken.lease_seconds)
+        wire = RankSockets(self.driver, self.hooks, place, taken.lease_seconds)
+        self.driver.wire = wire
         with closing_if_failed(wire):
             wire.listen()
         return wire, taken.config, taken.folder
@@ -106,7 +113,8 @@ class AttachedConnection(Connection):
         except new processes that no rank can join. If they are being started again, none answers.
         """
         taken, deliver = self._taken, self._agent_listener()
-        early = self._early = EarlyEnds(self.roster)
+        early = EarlyEnds(self.roster)
+        self.driver.early = early.keep
         try:
             taken.listen(deliver)
             if taken.hosts is None:
@@ -129,25 +137,18 @@ class AttachedConnection(Connection):
             if not self.closed:
                 self.release(DETACHED)
             raise
-        self.roster.set_phase("running")
-        self._early = None
-        # Ranks that died while no notebook was attached have sent no Hello to this one.
-        for rank, end in gone.items():
-            one = self.roster.hellos[min(told)]
-            log, host = os.path.join(self.log_dir, f"rank-{rank}.log"), end.host or one.host
-            hello = replace(one, rank=rank, local_rank=rank, host=host, pid=end.pid, log=log)
-            self.roster.apply(DiedBefore(hello))
-        for event in early.events:
-            self._apply(event)
+        with self.driver.steady:
+            self.roster.set_phase("running")
+            self.driver.early = None
+            # Ranks that died while no notebook was attached have sent no Hello to this one.
+            for rank, end in gone.items():
+                one = self.roster.hellos[min(told)]
+                log, host = os.path.join(self.log_dir, f"rank-{rank}.log"), end.host or one.host
+                hello = replace(one, rank=rank, local_rank=rank, host=host, pid=end.pid, log=log)
+                self.apply(DiedBefore(hello))
+            for event in early.events:
+                self.apply(event)
         return told
-
-    def _apply(self, event: ClusterEvent) -> None:
-        early = self._early
-        if early is not None and isinstance(event, ProcessExit | HostLost | Replaces):
-            early.apply(event)
-            if not isinstance(event, Replaces):
-                return
-        super()._apply(event)
 
     def _reach(self, early: EarlyEnds, ask: Query, got: AnswersSoFar) -> None:
         """Repeats a request until all answer: ranks may still be looking for this notebook."""
@@ -181,7 +182,7 @@ class AttachedConnection(Connection):
                     told.add(rank)
             if is_over or got.keys() >= living():
                 for rank in told:
-                    self.roster.apply(NotJoined(got[rank][0].content["died"]))
+                    self.apply(NotJoined(got[rank][0].content["died"]))
             if any(end.rank < 0 for end in early.ends):
                 raise UsageError(_JUST_ENDED)
             # A host that is silent comes back, or is lost once its lease has ended.

@@ -532,6 +532,8 @@ class EnsembleRunner:
 
     def _handle_death(self) -> None:
         ranks = self._slots.ranks
+        for press in ranks.step(0):  # what came before: the state of the ranks is ahead of it
+            ranks.inbox.put(press)
         died = culprits(ranks.roster.ends)
         culprit = died[0].rank if died else None
         # One death ends all ranks. Only the member on the rank that died first counts as the cause.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -111,6 +110,24 @@ class MemberSlots:
 @contextmanager
 def member_slots(cells: Cells, ranks_each: int) -> Iterator[MemberSlots]:
     """Within, members run side by side, each on ``ranks_each`` ranks in a row."""
+    ranks, found = cells.connection, _prepared(cells, ranks_each)
+    try:
+        # Members begin again on fresh ranks, from what the store has: no rank is replaced
+        # meanwhile. One that has died just now is replaced before.
+        while not ranks.reserve(_RESERVED):
+            found = _prepared(cells, ranks_each)
+        ranks.intercept = found.take
+        yield found
+    finally:
+        ranks.intercept = None
+        cells.roster.release(found.cells)
+        cells.turns.wake()
+        if not ranks.closed:
+            ranks.ask_soon(requests.MEMBERS, {"ranks_each": 0}, lambda _: None, range(cells.size))
+
+
+def _prepared(cells: Cells, ranks_each: int) -> MemberSlots:
+    """Returns the slots of ranks that are alive, and ready for members."""
     cells.catch_up()
     cells.check_idle()
     ranks, roster, every = cells.connection, cells.roster, range(cells.size)
@@ -133,14 +150,4 @@ def member_slots(cells: Cells, ranks_each: int) -> Iterator[MemberSlots]:
     # Not before: features prepare the ranks that run the members, also those that have replaced
     # others just now.
     cells.hooks.call(NotebookFeature.ranks_reserved)
-    try:
-        # Members begin again on fresh ranks, from what the store has: no rank is replaced
-        # meanwhile.
-        roster.reserve(_RESERVED, threading.get_ident())
-        ranks.intercept = found.take
-        yield found
-    finally:
-        ranks.intercept = None
-        roster.release(found.cells)
-        if not ranks.closed:
-            ranks.ask_soon(requests.MEMBERS, {"ranks_each": 0}, lambda _: None, every)
+    return found

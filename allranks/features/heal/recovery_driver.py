@@ -9,7 +9,8 @@ from contextlib import ExitStack, suppress
 from typing import Any
 
 from allranks.cluster.cell_run import CellRun
-from allranks.cluster.connection import AnswersSoFar, Connection
+from allranks.cluster.connection import Connection
+from allranks.cluster.driver import AnswersSoFar
 from allranks.cluster.failures import NEXT_CELL, death_lines, plain
 from allranks.cluster.renewal import await_abandoned
 from allranks.cluster.state import NotRecovered, Seating, StartsAgain, TookPlaces
@@ -53,6 +54,8 @@ def replace_after(ranks: Connection, run: CellRun) -> str:
     with suppress(KeyboardInterrupt, CellInterrupted):
         ranks.await_clients(ranks.roster.alive, tell)
     dead = set(ranks.roster.dead)
+    if dead - run.told:  # since the end of the cell
+        tell(ranks.words.deaths_text())
     try:
         said, _ = replace(ranks, tell)  # an interrupt concerns the cell, which has ended
     except ClusterLost:
@@ -114,7 +117,8 @@ def start_again(ranks: Connection) -> dict[str, list[int]]:
     """
     ranks.hooks.call_each(ranks.listeners, Again(), None)
     agents: Any = ranks.agent  # those of several hosts
-    if not agents.relocate():
+    # Before the hosts hear of it: what comes from then on is of the new ranks.
+    if not agents.relocate(lambda hosts: ranks.apply(StartsAgain(hosts))):
         return {}
     try:
         for press in ranks.step(0):  # the last news of the ranks that end
@@ -122,7 +126,6 @@ def start_again(ranks: Connection) -> dict[str, list[int]]:
     except Exception as error:  # of the display: the ranks already start again
         ranks.notices.append(str(error))
     hosts: dict[str, list[int]] = agents.hosts()
-    ranks.roster.apply(StartsAgain(hosts))
     return hosts
 
 
@@ -175,6 +178,8 @@ class RecoveryDriver:
     def _pass_next(self) -> bool:
         """Passes on what has happened first; returns false if nothing has."""
         recovery, roster = self._recovery, self._ranks.roster
+        if not self._known["ended"].issuperset([*roster.ends]):
+            self._take_answers()
         for host in self._news("hosts", roster.lost_hosts):
             recovery.host_lost(host, roster.lost_hosts[host])
             return True
@@ -191,9 +196,17 @@ class RecoveryDriver:
             return False
         return True
 
+    def _take_answers(self) -> None:
+        """Takes the answers that came before an end: the state of the ranks is ahead of them."""
+        try:
+            for press in self._ranks.step(0):
+                self._ranks.inbox.put(press)
+        except Exception as error:  # as in `run`
+            self._tell(str(error))
+
     def _news(self, kind: str, found: Iterable[Any]) -> Iterator[Any]:
         known = self._known[kind]
-        for each in found:
+        for each in [*found]:  # ranks may die meanwhile
             if each not in known:
                 known.add(each)
                 yield each
@@ -203,7 +216,7 @@ class RecoveryDriver:
         while recovery.commands:
             match recovery.commands.pop(0):
                 case Seat(dead):
-                    roster.apply(Seating())
+                    ranks.apply(Seating())
                     self._known["came"].clear()
                     recovery.seated(ranks.agent.seat_spares(dead))
                 case Ask(name, asked, arguments):
@@ -212,7 +225,7 @@ class RecoveryDriver:
                     asking = ranks.asking(asked, name, dict(arguments))
                     self._got = self._request.enter_context(asking)
                 case Up(joined):
-                    roster.apply(TookPlaces(joined))
+                    ranks.apply(TookPlaces(joined))
                     if not roster.dead:
                         ranks.all_up()
                 case Note(record):
@@ -228,7 +241,7 @@ class RecoveryDriver:
 
     def _lose(self) -> None:
         ranks, done = self._ranks, self._recovery
-        ranks.roster.apply(NotRecovered(tuple(done.gone.values())))
+        ranks.apply(NotRecovered(tuple(done.gone.values())))
         if done.starts_again:
             why = f"{death_lines(done.gone.values())}. All variables are lost, because the ranks "
             why += f"could not be started again: {done.problem}. {NEXT_CELL} The logs are in "

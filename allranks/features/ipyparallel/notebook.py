@@ -514,7 +514,7 @@ def _replace_dead(_result: object) -> None:
     with cells.turns.taken_if_free() as free:
         if not free:
             return  # a submitted call begins: it replaces them itself
-        known = {*roster.dead}
+        known = cells.connection.deaths
         try:
             up = cells.is_up(print)
         except KeyboardInterrupt:  # IPython would show the code of this function
@@ -525,7 +525,7 @@ def _replace_dead(_result: object) -> None:
         if not up:
             print(running.lost_because)
             return
-        if {*roster.dead} - known:
+        if roster.dead and cells.connection.deaths > known:
             print(f"{cells.connection.words.deaths_text()}. Type: {cells.hooks.replaces_ranks}")
     new = {*roster.replaced} - roster.dead.keys()
     with suppress(KeyboardInterrupt):

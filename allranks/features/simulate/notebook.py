@@ -133,7 +133,6 @@ class SimulatedRanks(Cluster):
             except BaseException:
                 cells.connection.end_cell()  # it was not sent
                 raise
-            cells.connection.run = run
             cells.send(cell, run)
             return run
 

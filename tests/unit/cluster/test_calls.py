@@ -8,6 +8,7 @@ import pytest
 
 from allranks.cluster.calls import Turns
 from allranks.cluster.state import ClusterState
+from tests.kernel import wait_until
 
 
 @pytest.fixture
@@ -54,3 +55,63 @@ def test_a_call_that_is_submitted_while_the_others_are_ended_is_made_in_the_next
     turns._executor = EndsMeanwhile()
     assert turns.submit(lambda: 7).result() == 7
     turns.end_submitted(wait=True)
+
+
+def waiting(turns: Turns, done: list[str]) -> threading.Thread:
+    """A thread that waits for the end of a cell of another thread."""
+
+    def call() -> None:
+        with turns.taken():
+            done.append("other")
+
+    thread = threading.Thread(target=call, daemon=True)
+    thread.start()
+    wait_until(lambda: turns._waiting and turns._turn)
+    return thread
+
+
+@pytest.mark.parametrize("how", ["its thread ends", "its thread has waited for it"])
+def test_a_call_waits_for_the_cell_of_another_thread_until(how):
+    roster, done = ClusterState(1), list[str]()
+    turns = Turns(roster, lambda: None)
+    begun, goes_on = threading.Event(), threading.Event()
+
+    def begin() -> None:
+        with turns.taken():
+            roster.begin_cell(1, (0,), threading.get_ident())
+        begun.set()
+        goes_on.wait()
+
+    beginning = threading.Thread(target=begin)
+    beginning.start()
+    begun.wait()
+    other = waiting(turns, done)
+    assert done == []
+    if how == "its thread has waited for it":
+        roster.end_cell()
+        turns.wake()
+        other.join(60)
+        assert done == ["other"]
+    goes_on.set()
+    beginning.join()
+    other.join(60)
+    assert done == ["other"]
+
+
+def test_calls_of_many_threads_take_turns():
+    turns, inside, most = Turns(ClusterState(1), lambda: None), list[int](), list[int]()
+
+    def call() -> None:
+        for _ in range(200):
+            with turns.taken(), turns.taken(), turns.taken_if_free() as free:
+                assert free
+                inside.append(1)
+                most.append(len(inside))
+                inside.pop()
+
+    threads = [threading.Thread(target=call) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert most == [1] * 800

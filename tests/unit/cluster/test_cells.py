@@ -58,6 +58,7 @@ def killed(why, *replies, timeout=None, ends=()):
     connection = SimpleNamespace(
         size=3, roster=roster, words=LastWords(roster), hooks=NotebookHooks(()),
         closed=not ends, ask_soon=None, step=lambda seconds: [], lose=lambda shown: why,
+        begin_cell=lambda cell, ranks, run: None,
     )  # fmt: skip
     view = HiddenView(lambda batch: None)
     run = CellRun(1, range(3), connection, view, timeout)
@@ -100,7 +101,7 @@ def test_the_first_interrupt_interrupts_the_ranks_in_the_cell_or_ends_them(kills
         send=lambda ranks, message: sent.append((ranks, message)),
         end_rank=lambda rank, why: ended.append(rank),
         close=lambda how, why: closed.append(how), why_not_replaced=lambda: "MPI ends the others",
-        can_replace=lambda count: True,
+        can_replace=lambda count: True, begin_cell=lambda cell, ranks, run: None,
     )  # fmt: skip
     run = CellRun(1, range(3), connection, HiddenView(lambda batch: None), None, kills)
     run.take(reply(1, "ok", ""), [])
@@ -140,6 +141,14 @@ class InterruptedCell:
     def over(self):
         return self.roster.closed
 
+    def begin_cell(self, cell, ranks, run):
+        self.roster.begin_cell(cell, ranks, threading.get_ident())
+
+    def take(self, record):
+        """The reply of a rank has come, and is shown."""
+        self.roster.cell.apply(record)
+        self.run.take(record, [])
+
     def step(self, seconds):
         return []
 
@@ -162,7 +171,7 @@ class InterruptedCell:
         """The ranks that were killed end."""
         for rank in ranks:
             for deaths in self.roster.apply(ProcessExit(rank, -9, pid=1 + rank)):
-                self.run.died(deaths)
+                self.run.died(deaths.ends)
 
     def error(self):
         with pytest.raises(AllranksError) as raised:
@@ -178,7 +187,7 @@ def test_the_second_interrupt_kills_only_the_ranks_that_have_not_left_the_cell()
     cell = InterruptedCell()
     assert cell.run.next_press == ""
     cell.run.press()
-    cell.run.take(reply(0, "error", "ValueError"), [])
+    cell.take(reply(0, "error", "ValueError"))
     assert cell.run.next_press == (
         "ranks 1–2 will be killed by the next interrupt and replaced: of their variables, only "
         "those given to keep come back; ranks 0, 3 will keep all variables"
@@ -205,7 +214,7 @@ def test_a_rank_that_has_failed_is_named_while_others_run_on(monkeypatch):
     cell = InterruptedCell()
     cell.run.step(0)
     assert not cell.lines
-    cell.run.take(reply(0, "error", "ValueError"), [])
+    cell.take(reply(0, "error", "ValueError"))
     cell.run.step(0)
     cell.run.step(0)
     named = (
@@ -218,12 +227,12 @@ def test_a_rank_that_has_failed_is_named_while_others_run_on(monkeypatch):
 def test_a_rank_that_has_failed_is_not_named_at_the_end_of_its_cell(how, monkeypatch):
     monkeypatch.setattr(cell_run, "_FAILED_SECONDS", 0.0)
     cell = InterruptedCell()
-    cell.run.take(reply(0, "error", "ValueError"), [])
+    cell.take(reply(0, "error", "ValueError"))
     if how == "interrupted":
         cell.run.press()
     else:
         for rank in (1, 2):
-            cell.run.take(reply(rank, "ok", ""), [])
+            cell.take(reply(rank, "ok", ""))
     cell.run.step(0)
     assert not cell.lines
 
@@ -232,7 +241,7 @@ def test_a_time_limit_kills_only_the_ranks_that_have_not_left_the_cell(monkeypat
     monkeypatch.setattr(cell_run, "GRACE_SECONDS", 0.0)
     cell = InterruptedCell(timeout=0.0, replacing="ask")
     for rank in (0, 1):
-        cell.run.take(reply(rank, "ok", ""), [])
+        cell.take(reply(rank, "ok", ""))
     cell.run.step(0)
     assert cell.ended == [2]
     cell.die(2)
@@ -249,7 +258,7 @@ def test_all_ranks_are_killed_if_one_that_was_killed_does_not_end(how, monkeypat
         monkeypatch.setattr(cell_run, "_ENDED_SECONDS", 0.0)
     cell = InterruptedCell()
     cell.run.press()
-    cell.run.take(reply(0, "ok", ""), [])
+    cell.take(reply(0, "ok", ""))
     cell.run.press()
     assert not cell.closed
     cell.run.press() if how == "third interrupt" else cell.run.step(0)
@@ -262,7 +271,7 @@ def test_a_killed_rank_of_a_host_that_is_cut_off_does_not_cost_the_others(monkey
     monkeypatch.setattr(cell_run, "_ENDED_SECONDS", 0.0)
     cell = InterruptedCell()
     cell.run.press()
-    cell.run.take(reply(0, "ok", ""), [])
+    cell.take(reply(0, "ok", ""))
     cell.in_doubt = True
     cell.run.press()
     # The host hears of it when it is back: it has its time from then on.
@@ -301,10 +310,11 @@ def test_a_call_at_the_end_of_a_cell_does_not_wait_for_one_that_waits_for_this_e
     turns = Turns(ranks, lambda: None)
     other = threading.Thread(target=call, daemon=True)
     other.start()
-    wait_until(lambda: asked.count(other.ident) > 3)  # it has the lock, and asks again and again
+    wait_until(lambda: asked.count(other.ident) == 3)  # it has the turn, and waits
     with turns.taken():  # as the cell that keeps variables
         done.append("own")
     ranks.concludes = 0
+    turns.wake()
     other.join(60)
     assert done == ["own", "other"]
 
@@ -444,7 +454,7 @@ def test_all_ranks_are_killed_where_no_other_would_survive(options, needs, becau
     cell = InterruptedCell(**options)
     cell.roster.needs = {3: needs}
     cell.run.press()
-    cell.run.take(replace(reply(0, "ok", ""), needs=needs), [])
+    cell.take(replace(reply(0, "ok", ""), needs=needs))
     cell.run.press()
     assert (cell.ended, cell.roster.phase) == ([], "lost")
     assert f"their variables are lost{because}" in str(cell.error())
@@ -466,7 +476,7 @@ def test_the_first_interrupt_says_what_the_second_one_will_do(options, left, wha
     monkeypatch.setattr(cell_run.InterruptTimeout, "due", lambda *_: True)
     cell = InterruptedCell(**options)
     for rank in left:
-        cell.run.take(reply(rank, "ok", ""), [])
+        cell.take(reply(rank, "ok", ""))
     cell.run.press()
     cell.run.step(0)
     (line,) = cell.lines

@@ -1,6 +1,7 @@
 """A start that fails leaves no socket, and a part that ends is named."""
 
 import os
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -76,7 +77,8 @@ def test_ranks_survive_a_death_only_if_a_feature_replaces_dead_ones(
 
 def test_the_sockets_are_closed_if_a_feature_fails_before_a_start(monkeypatch):
     closed = []
-    wire = SimpleNamespace(close=lambda: closed.append("wire"), send=None, observers=[])
+    close = partial(closed.append, "wire")
+    wire = SimpleNamespace(close=close, send=None, post=None, observers=[])
     config = SimpleNamespace(can_replace=False, log_dir="/l", session_dir="/s")
     monkeypatch.setattr(connection, "open_sockets", lambda *_: (wire, config))
     hooks = SimpleNamespace(started=fail)

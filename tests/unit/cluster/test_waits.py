@@ -2,12 +2,16 @@
 
 import signal
 import threading
+from collections import deque
+from contextlib import nullcontext
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
 
 from allranks.cluster import connection, sockets
 from allranks.cluster.connection import Connection
+from allranks.cluster.driver import Driver
 from allranks.cluster.features import NotebookHooks
 from allranks.cluster.sockets import (
     EventQueue,
@@ -32,7 +36,7 @@ def test_an_interrupt_stays_for_the_next_wait_and_does_not_end_each_step_of_this
     inbox.put(InterruptRequested())
     ranks = SimpleNamespace(inbox=inbox, step=step)
     Connection.wait_until(ranks, lambda: len(steps) == 3, 60)
-    assert steps == [[InterruptRequested()], [], []]
+    assert steps == [[InterruptRequested()], [], [], []]
     assert inbox.wait(0) == [InterruptRequested()]
 
 
@@ -46,7 +50,11 @@ def test_the_errors_of_events_that_come_together_are_all_raised_each_once():
     for host in ("a", "b", "b"):
         inbox.put(FromHostAgent(Notice("text"), host))
     inbox.put(InterruptRequested())
-    ranks = SimpleNamespace(inbox=inbox, _handle=handle)
+    driver = SimpleNamespace(news=inbox.wait, steady=nullcontext())
+    ranks = SimpleNamespace(
+        inbox=inbox, driver=driver, handles=True, _unhandled=deque(), _handle=handle
+    )
+    ranks._next = partial(Connection._next, ranks)
     with pytest.raises(ValueError, match="cannot show a") as failed:
         Connection.step(ranks, 0)
     assert failed.value.__notes__ == ["ValueError: cannot show b"]
@@ -75,7 +83,7 @@ def test_a_cell_behind_a_request_shows_what_its_ranks_say_meanwhile(monkeypatch)
     hooks = NotebookHooks(())
     monkeypatch.setattr(hooks, "holding", lambda: [feature])
     ranks = SimpleNamespace(
-        hooks=hooks, inbox=EventQueue(), step=lambda seconds: [], awaits_clients=False,
+        hooks=hooks, step=lambda seconds: [], awaits_clients=None, _put_back=list,
         unanswered=lambda ranks, given_up=False: {} if given_up else waits.pop(0),
     )  # fmt: skip
     Connection.await_clients(ranks, (0,), told.append)
@@ -84,11 +92,12 @@ def test_a_cell_behind_a_request_shows_what_its_ranks_say_meanwhile(monkeypatch)
 
 
 def test_a_rank_that_ends_for_a_reason_has_it_in_its_report():
-    ends = []
-    ranks = SimpleNamespace(_reasons={}, _apply=ends.append)
-    Connection._handle(ranks, FromRank(Ends(1, "a client has shut it down"), []))
+    driver, ends = Driver(ClusterState(2)), []
+    driver.wire, driver.apply = SimpleNamespace(lock=threading.RLock()), ends.append
+    driver.begin()
+    driver.put(FromRank(Ends(1, "a client has shut it down"), []))
     for rank in (0, 1):
-        Connection._handle_agent(ranks, Exit(rank, 10 + rank, 0, by_launcher=False), "")
+        driver.put(FromHostAgent(Exit(rank, 10 + rank, 0, by_launcher=False)))
     assert [end.how() for end in ends] == [
         "ended with exit code 0",
         "ended with exit code 0: a client has shut it down",
@@ -124,14 +133,15 @@ def test_hosts_are_looked_at_after_what_came_of_each_while_the_notebook_stood_st
             now[0] += 1.0  # as much as counts
             if unread:
                 return [("events", 1)]
-            return [("stop", 1)] if "look" in found else []
+            return [("wake", 1)] if "look" in found else []
 
     monkeypatch.setattr(sockets.zmq, "Poller", Poller)
     now = [0.0]
     hosts = {"h1": 0, "h2": 0}
-    wire = SimpleNamespace(_events="events", _stop_reader="stop", _hosts=hosts, listening=hosts)
+    wire = SimpleNamespace(_events="events", _wake_reader="wake", _hosts=hosts, listening=hosts)
     wire._now, wire._next_look, wire._clock = 0.0, 0.5, SimpleNamespace(now=lambda: now[0])
     wire._receive, wire._take = lambda: unread.pop(0), found.append
+    wire._make_posted_calls = lambda: True
 
     def look():
         found.append("look")
@@ -144,7 +154,7 @@ def test_hosts_are_looked_at_after_what_came_of_each_while_the_notebook_stood_st
 
 def test_the_time_that_a_host_was_silent_before_a_notebook_attached_counts_for_its_lease():
     wire = SimpleNamespace(_hosts={}, _last_signs={}, _of_last_notebook=set(), _now=3.0)
-    wire.listening, wire._commands_lock = SimpleNamespace(owner=b"b"), threading.RLock()
+    wire.listening, wire.lock = SimpleNamespace(owner=b"b"), threading.RLock()
     wire._send = wire.command = lambda *_: None
     RankSockets.take_over(wire, {"h1": 0.0, "h2": 10.0})
     assert wire._last_signs == {"h1": 3.0, "h2": -7.0}
@@ -158,9 +168,7 @@ def test_an_announcement_on_a_connection_that_was_replaced_names_no_host():
         confirmation=None,
         on_connection=lambda last, owner: confirmed.append(last) or [],
     )
-    wire = SimpleNamespace(
-        _closed=False, _commands_lock=threading.RLock(), _last_signs={"h1": None}
-    )
+    wire = SimpleNamespace(_closed=False, lock=threading.RLock(), _last_signs={"h1": None})
     wire._messages_of = {"h1": messages}.__getitem__
     wire._commands = SimpleNamespace(poll=lambda _: bool(came), recv_multipart=lambda: came.pop(0))
     RankSockets._confirm(wire, "h1", 1, b"a")

@@ -43,6 +43,7 @@ def cells(monkeypatch):
     made._connection = SimpleNamespace(
         roster=made.roster, size=2, ask=ask, ask_soon=lambda name, *_: done.append("alone"),
         closed=False, step=lambda seconds: None,
+        reserve=lambda text: made.roster.reserve(text, 0) is None,
     )  # fmt: skip
     return made
 

@@ -27,6 +27,8 @@ def end_cell(monkeypatch, capsys):
         roster = SimpleNamespace(caller=caller, dead=dict.fromkeys(known), replaced=())
 
         def is_up(tell):
+            if dies is not None and dies not in known:
+                connection.deaths += 1
             roster.dead |= {} if dies is None or replaces == "on" else {dies: None}
             if replaces == "on":
                 tell(f"rank {dies} was replaced")
@@ -35,10 +37,11 @@ def end_cell(monkeypatch, capsys):
             return not all_end
 
         words = SimpleNamespace(deaths_text=lambda: f"rank {dies} ended with exit code 3")
+        connection = SimpleNamespace(words=words, deaths=len(known))
         cells = SimpleNamespace(
             is_up=is_up,
             turns=SimpleNamespace(taken_if_free=lambda: nullcontext(free)),
-            connection=SimpleNamespace(words=words),
+            connection=connection,
             hooks=SimpleNamespace(replaces_ranks="%distributed heal", command=lambda name: {}),
         )
         ranks = SimpleNamespace(roster=roster, cells=cells, lost_because="all ended. Start again")

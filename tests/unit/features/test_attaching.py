@@ -23,11 +23,11 @@ def test_what_ends_before_a_notebook_has_attached_counts_afterwards():
     early, died = EarlyEnds(ranks), ProcessExit(1, -9, pid=2)
     loss = HostLost(ProcessExit(-2, host="h", why="is cut off"), (2, 3))
     for event in (died, loss, ProcessExit(-1, 1)):
-        early.apply(event)
+        early.keep(event)
     assert early.events == [died, loss]
     assert [one.rank for one in early.ends] == [1, 2, 3]
     for replaced in (Replaces(1, 8), Replaces(3, 9)):
-        early.apply(replaced)
+        early.keep(replaced)
         ranks.apply(replaced)
     assert [one.rank for one in early.ends] == [2]
     assert early.ranks == {1, 2}
@@ -65,6 +65,9 @@ class Attaching:
         monkeypatch.setattr(connection.time, "monotonic", lambda: self.now)
         AttachedConnection._reach(self, self.early, None, self.got)
 
+    def apply(self, event):
+        self.roster.apply(event)
+
     def send(self, ranks, ask):
         for rank in ranks:
             if rank in self.answers:
@@ -84,7 +87,7 @@ def about(**changed):
 
 
 def lose_host(attaching):
-    attaching.early.apply(HostLost(ProcessExit(-2, why="is cut off", host="h2"), (3,)))
+    attaching.early.keep(HostLost(ProcessExit(-2, why="is cut off", host="h2"), (3,)))
 
 
 @pytest.mark.parametrize("silent_since", [0, 12])
@@ -99,9 +102,9 @@ def test_a_rank_that_does_not_answer_is_named_if_its_host_is_there(monkeypatch):
 
 def begin_to_replace(attaching):
     # The last notebook has asked for it; process 8 takes the place of process 7.
-    attaching.early.apply(ProcessExit(3, code=-9, pid=7))
-    for applied in (attaching.early, attaching.roster):
-        applied.apply(Replaces(3, 8))
+    attaching.early.keep(ProcessExit(3, code=-9, pid=7))
+    for apply in (attaching.early.keep, attaching.roster.apply):
+        apply(Replaces(3, 8))
     attaching.answers |= {rank: about(healing=True, died=[3]) for rank in range(3)}
     attaching.got.clear()
 

@@ -468,7 +468,7 @@ def test_a_cell_that_replaced_a_rank_ends_when_the_clients_know_the_new_engine(
         ranks.roster.replaced = (1,)
         return True
 
-    ranks.cells.is_up = replace
+    ranks.cells.is_up, ranks.cells.connection = replace, SimpleNamespace(deaths=0)
     ranks.cells.turns = SimpleNamespace(taken_if_free=lambda: nullcontext(True))
     registered = {"content": {"id": 1, "uuid": hellos[1].engine}}
     followed._registration_callbacks = []

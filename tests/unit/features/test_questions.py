@@ -18,7 +18,9 @@ from allranks.records.wire import Answer, Query
 def asked() -> Any:
     """A feature whose questions are noted, and what is delivered to it."""
     feature, sent, told = AskingFeature(), list[Query](), SimpleQueue[Any]()
-    context: Any = SimpleNamespace(size=3, send=lambda _, query: sent.append(query))
+    context: Any = SimpleNamespace(
+        size=3, send=lambda _, query: sent.append(query), post=lambda call: False
+    )
     feature.started(context)
 
     def answer(*ranks: int) -> None:

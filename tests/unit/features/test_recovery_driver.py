@@ -13,7 +13,7 @@ import pytest
 from allranks.cluster.failures import ProcessExit
 from allranks.cluster.features import NotebookHooks
 from allranks.cluster.sockets import InterruptRequested
-from allranks.cluster.state import ClusterState, HostLost
+from allranks.cluster.state import ClusterEvent, ClusterState, HostLost
 from allranks.errors import ClusterLost
 from allranks.features.heal import recovery_driver, requests
 from allranks.features.heal.recovered import text_of
@@ -60,6 +60,9 @@ class Ranks:
             for rank in ranks:
                 self.roster.apply(Hello(rank, 6, 0, 2, host, 1, "cpu", "e", "m", "/none"))
 
+    def apply(self, event: ClusterEvent) -> None:
+        self.roster.apply(event)
+
     def _begin(self, name: str, usual: Callable[[], object]) -> None:
         events = self.events.get(name, [])
         event = events.pop(0) if events else None
@@ -85,11 +88,13 @@ class Ranks:
     def answer(self, ranks: Any, content: Any, problem: str = "") -> None:
         self.got |= {rank: (Answer(1, rank, content, problem), []) for rank in ranks}
 
-    def relocate(self) -> bool:
+    def relocate(self, decided: Callable[[dict[str, list[int]]], object]) -> bool:
         for host in self.roster.lost_hosts:
             moved = self.places.pop(host)
             if self.places:
                 next(iter(self.places.values())).extend(moved)
+        if self.places:
+            decided(self.places)
         self._begin("start", self._come)
         return bool(self.places)
 
@@ -180,19 +185,21 @@ def test_a_rank_that_dies_while_all_start_again_loads_what_it_had_saved(step):
 @pytest.mark.parametrize("is_over", [False, True])
 def test_the_loss_of_a_host_just_when_all_start_again_is_known(is_over):
     hosts = {"h1": [0, 1], "h2": [2, 3]}
-    agents = SimpleNamespace(relocate=lambda: True, hosts=lambda: hosts)
     roster = ClusterState(4)
     roster.lost_hosts["h3"] = "is cut off"
 
-    def step(seconds: float) -> list[InterruptRequested]:
+    def relocate(decided: Callable[[dict[str, list[int]]], object]) -> bool:
         if is_over:
             roster.ends.append(ProcessExit(-2, host="h2", why="is cut off"))
         else:
             roster.lost_hosts["h2"] = "is cut off"
-        return []
+        decided(hosts)
+        return True
 
+    agents = SimpleNamespace(relocate=relocate, hosts=lambda: hosts)
     parts = {"hooks": NotebookHooks(()), "listeners": [], "agent": agents}
-    ranks = SimpleNamespace(**parts, roster=roster, step=step)
+    step = list[InterruptRequested]
+    ranks = SimpleNamespace(**parts, roster=roster, step=lambda seconds: step(), apply=roster.apply)
     assert start_again(ranks) == hosts
     assert roster.lost_hosts == {"h2": "is cut off"}
     assert not roster.ends
