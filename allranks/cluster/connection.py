@@ -17,7 +17,7 @@ from functools import partial
 from typing import Any, Protocol
 
 from allranks.cluster import failures, held_cells
-from allranks.cluster.driver import AnswersSoFar, Driver, Request
+from allranks.cluster.driver import AnswersSoFar, AwaitedRequest, Driver
 from allranks.cluster.failures import CellRecord, ProcessExit
 from allranks.cluster.features import ClusterContext, NotebookFeature, NotebookHooks
 from allranks.cluster.function_sources import with_sources
@@ -367,7 +367,7 @@ class Connection:
                 self._unhandled += self.driver.news(wait)
         if not handles:
             if seconds > 0:
-                Request().wait(seconds)
+                AwaitedRequest().wait(seconds)
             return pressed
         # A hook or view that calls this itself goes on with the next event, and so does the thread
         # of a cell that begins meanwhile.

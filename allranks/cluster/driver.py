@@ -58,7 +58,7 @@ _OF_CELLS = Output, Reply, Result, Telemetry
 _TEXT_LENGTH = 20_000
 
 
-class Request:
+class AwaitedRequest:
     """A request that a thread waits for, and its answers so far."""
 
     def __init__(self) -> None:
@@ -100,7 +100,7 @@ class Driver:
         self.early: Callable[[ClusterEvent], bool] | None = None
         #: Those that come before the state is that of these ranks.
         self._waiting: list[Event] | None = []
-        self._requests: dict[int, Request] = {}
+        self._requests: dict[int, AwaitedRequest] = {}
 
     def begin(self) -> None:
         """Applies events from now on."""
@@ -125,9 +125,9 @@ class Driver:
             return self.inbox.wait(0)
 
     @contextmanager
-    def requesting(self, number: int) -> Iterator[Request]:
+    def requesting(self, number: int) -> Iterator[AwaitedRequest]:
         """Within, the answers to a request of this number are noted as they come."""
-        self._requests[number] = made = Request()
+        self._requests[number] = made = AwaitedRequest()
         try:
             yield made
         finally:
