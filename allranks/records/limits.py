@@ -68,7 +68,8 @@ ANSWERS_SECONDS = 5.0
 RELEASES_SECONDS = 10.0
 #: All ranks answer the notebook that attaches.
 ATTACH_SECONDS = 20.0
-#: On one machine, ranks that join with new ones answer when they have: a replacement takes less.
+#: On one machine, ranks that join with new ones answer when they have: one try to replace up to
+#: four ranks takes less.
 REPLACED_SECONDS = 60.0
 #: A host agent answers. A machine that stands still must not make ranks seem to have ended.
 VISIT_SECONDS = 20.0
