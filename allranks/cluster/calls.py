@@ -6,7 +6,7 @@ import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from queue import Empty, SimpleQueue
 from typing import Any
 
@@ -94,13 +94,14 @@ class Turns:
         if not hasattr(self._locals, "end"):
             self._locals.end = _ThreadEnd(self._waiting)
         changed: SimpleQueue[None] = SimpleQueue()
-        with ExitStack() as turn:
+        outer, took = self._is_taken_here(), False
+        try:
             # An interrupt ends the wait, also in a cell that awaits, and leaves no turn taken.
             with deferred() as interrupt:
                 interrupt.wake = lambda: changed.put(None)
                 self._waiting.append(changed)
                 try:
-                    while not self._take(turn):
+                    while not (took := self._take()):
                         interrupt.leave()
                         _await(changed)
                     while self._ranks.caller in _other_threads():
@@ -109,6 +110,11 @@ class Turns:
                 finally:
                     self._waiting.remove(changed)
             yield
+        finally:
+            # No ExitStack, and no method: an interrupt in their Python would leave it taken.
+            if took and not outer:
+                self._turn.clear()
+                self.wake()
 
     @contextmanager
     def taken_if_free(self) -> Iterator[bool]:
@@ -116,24 +122,23 @@ class Turns:
         if self._ranks.caller == threading.get_ident():
             yield True  # as in `taken`
             return
-        with ExitStack() as turn:
+        outer, free = self._is_taken_here(), False
+        try:
             with deferred():  # an interrupt leaves no turn taken
-                free = self._take(turn)
+                free = self._take()
             yield free
+        finally:
+            if free and not outer:  # as in `taken`
+                self._turn.clear()
+                self.wake()
 
-    def _take(self, turn: ExitStack) -> bool:
-        """Takes the turn until the end of ``turn``; returns false if another thread has it."""
+    def _is_taken_here(self) -> bool:
+        return self._turn.get("owner") == threading.get_ident()
+
+    def _take(self) -> bool:
+        """Takes the turn, if this thread does not have it yet; false if another one has it."""
         this = threading.get_ident()
-        if self._turn.get("owner") == this:
-            return True
-        if self._turn.setdefault("owner", this) != this:
-            return False
-        turn.callback(self._give_back)
-        return True
-
-    def _give_back(self) -> None:
-        self._turn.clear()
-        self.wake()
+        return self._turn.setdefault("owner", this) == this
 
     def submit(self, call: Callable[..., Any], *args: Any, **options: Any) -> Future[Any]:
         """Makes a call in the thread of submitted calls."""

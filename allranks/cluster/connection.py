@@ -38,7 +38,7 @@ from allranks.cluster.sockets import (
     RankSockets,
     closing_if_failed,
 )
-from allranks.cluster.state import CellState, ClusterEvent, ClusterState
+from allranks.cluster.state import CellState, ClusterEvent, ClusterState, StartsAgain
 from allranks.countdown import Countdown
 from allranks.errors import CellInterrupted, ClusterLost, StartFailed, UsageError, WireError
 from allranks.records import limits, requests
@@ -308,8 +308,12 @@ class Connection:
                 f"This machine has {cores} cores and a load of {load:.0f}. Start fewer ranks, "
                 f"or end other programs first. Type: %distributed start -n {fewer}\n{told}"
             )
+        what = f"found {found}: {label(missing)} did not start{on}"
+        if not missing:
+            what = "found that one has ended just after the start"
+            what = what if ends else "found some that cannot be reached"
         return (
-            f"expected {self.size} ranks, found {found}: {label(missing)} did not start{on}. "
+            f"expected {self.size} ranks, {what}. "
             f"{failures.describe_exits(ends)}\n{told}\nThe logs are in {self.log_dir}"
         )
 
@@ -364,7 +368,7 @@ class Connection:
         # Meanwhile no cell of another thread begins, whose first events this one would take.
         with nullcontext() if wait > 0 else self.driver.steady:
             if handles := self.handles:
-                self._unhandled += self.driver.news(wait)
+                self.driver.move_news(self._unhandled, wait)
         if not handles:
             if seconds > 0:
                 AwaitedRequest().wait(seconds)
@@ -673,6 +677,8 @@ class Connection:
 
     def apply(self, event: ClusterEvent) -> None:
         """Applies an event that this notebook makes to the state of the ranks."""
+        if isinstance(event, StartsAgain):  # other threads may have posted news of the old ranks
+            self._wire.settle()
         self.driver.apply(event)
 
     def _show_deaths(self, deaths: DeathsKnown) -> None:

@@ -8,8 +8,9 @@ from there, show it, and call features: nothing of users, features and views run
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from queue import Empty, SimpleQueue
 
@@ -114,15 +115,13 @@ class Driver:
         """While a thread has this lock, no event is applied."""
         return self.wire.lock
 
-    def news(self, seconds: float) -> list[Event]:
-        """Returns the events so far, or else the first within ``seconds``.
+    def move_news(self, events: deque[Event], seconds: float) -> None:
+        """Adds to ``events`` those so far, or else the first within ``seconds``.
 
         With 0 seconds, those that have changed the state are all among them.
         """
-        if seconds > 0:
-            return self.inbox.wait(seconds)
-        with self.wire.lock:
-            return self.inbox.wait(0)
+        with nullcontext() if seconds > 0 else self.wire.lock:
+            self.inbox.move(events, seconds)
 
     @contextmanager
     def requesting(self, number: int) -> Iterator[AwaitedRequest]:

@@ -18,9 +18,12 @@ import random
 import secrets
 import socket
 import threading
+from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
+from itertools import repeat, starmap
 from typing import Any, Protocol
 
 import zmq
@@ -125,6 +128,16 @@ class EventQueue:
         except queue.Empty:
             return events
 
+    def move(self, events: deque[Event], seconds: float) -> None:
+        """Adds to ``events`` those so far, or else the first within ``seconds``.
+
+        In calls of C, between which no event is held: an interrupt loses none.
+        """
+        with suppress(queue.Empty):
+            if seconds > 0:
+                events.extend(starmap(partial(self._queue.get, timeout=seconds), ((),)))
+            events.extend(starmap(self._queue.get_nowait, repeat(())))
+
     @contextmanager
     def waking(self) -> Iterator[Callable[[float], Awaitable[None]]]:
         """Within, a coroutine can await the next event, with a time limit in seconds."""
@@ -190,6 +203,8 @@ class RecordObserver(Protocol):
 
 _LOOK_SECONDS = limits.BEAT_SECONDS / 2
 _TRIED_PORTS = 100
+#: For calls that are posted already: none of them waits.
+_SETTLE_SECONDS = 10.0
 #: ZeroMQ's own names of connections begin with it.
 _NO_NAME = b"\0"
 _SILENT = to_line(HostSilent())
@@ -363,6 +378,13 @@ class RankSockets:
                 self._posted.put(call)
                 self._wake_writer.send(b"")
             return not self._closed
+
+    def settle(self) -> None:
+        """Returns once the calls that were posted before are made, in another thread than that."""
+        made: queue.SimpleQueue[None] = queue.SimpleQueue()
+        if self.post(lambda: made.put(None)):
+            with suppress(queue.Empty):
+                made.get(timeout=_SETTLE_SECONDS)
 
     def _make_posted_calls(self) -> bool:
         """Returns whether the thread is to end: no further call comes then."""

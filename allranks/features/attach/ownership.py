@@ -230,6 +230,8 @@ def follow(cells: Cells, left: DetachedCell, view: View) -> CellRun:
     If some ranks have not received it, the others may wait for them, and are interrupted.
     """
     connection = cells.connection
+    for press in connection.step(0):  # deaths from before the cell is shown
+        connection.inbox.put(press)
     run = CellRun(left.cell, left.ranks, connection, view, None)
     if connection.roster.lost_hosts:
         view.notice(connection.words.deaths_text())

@@ -532,8 +532,9 @@ class EnsembleRunner:
 
     def _handle_death(self) -> None:
         ranks = self._slots.ranks
-        for press in ranks.step(0):  # what came before: the state of the ranks is ahead of it
-            ranks.inbox.put(press)
+        # What came before: the state of the ranks is ahead of it. Their end drops interrupts.
+        for _ in ranks.step(0):
+            self._handle_interrupt()
         died = culprits(ranks.roster.ends)
         culprit = died[0].rank if died else None
         # One death ends all ranks. Only the member on the rank that died first counts as the cause.
@@ -553,6 +554,8 @@ class EnsembleRunner:
         self.view.notice(told.partition("\n")[0])
         if blamed is not None:
             what = "has failed" if failed else "runs again, once"
+            if blamed.why in (STOPPED, STOPPED_EARLY):
+                what = "was stopped"
             self.view.notice(f"it ran member {blamed.member.number}, which {what}")
         else:
             self._unexplained_deaths += 1

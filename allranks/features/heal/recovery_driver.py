@@ -178,7 +178,8 @@ class RecoveryDriver:
     def _pass_next(self) -> bool:
         """Passes on what has happened first; returns false if nothing has."""
         recovery, roster = self._recovery, self._ranks.roster
-        if not self._known["ended"].issuperset([*roster.ends]):
+        ended = [*roster.ends]  # first: what came before these is taken, and no later ones are
+        if not self._known["ended"].issuperset(ended):
             self._take_answers()
         for host in self._news("hosts", roster.lost_hosts):
             recovery.host_lost(host, roster.lost_hosts[host])
@@ -190,7 +191,7 @@ class RecoveryDriver:
         elif (rank := next(self._news("answered", self._got), None)) is not None:
             answer, _ = self._got[rank]
             recovery.rank_answered(rank, answer.content, answer.problem)
-        elif ends := list(self._news("ended", roster.ends)):  # last: what was saved outlives it
+        elif ends := list(self._news("ended", ended)):  # last: what was saved outlives it
             recovery.job_ended(ends)
         else:
             return False

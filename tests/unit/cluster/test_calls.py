@@ -6,6 +6,7 @@ import threading
 
 import pytest
 
+from allranks.cluster import calls
 from allranks.cluster.calls import Turns
 from allranks.cluster.state import ClusterState
 from tests.kernel import wait_until
@@ -71,7 +72,8 @@ def waiting(turns: Turns, done: list[str]) -> threading.Thread:
 
 
 @pytest.mark.parametrize("how", ["its thread ends", "its thread has waited for it"])
-def test_a_call_waits_for_the_cell_of_another_thread_until(how):
+def test_a_call_waits_for_the_cell_of_another_thread_until(how, monkeypatch):
+    monkeypatch.setattr(calls, "_LOOK_SECONDS", 3600.0)  # a wake ends each wait
     roster, done = ClusterState(1), list[str]()
     turns = Turns(roster, lambda: None)
     begun, goes_on = threading.Event(), threading.Event()
@@ -98,7 +100,8 @@ def test_a_call_waits_for_the_cell_of_another_thread_until(how):
     assert done == ["other"]
 
 
-def test_calls_of_many_threads_take_turns():
+def test_calls_of_many_threads_take_turns(monkeypatch):
+    monkeypatch.setattr(calls, "_LOOK_SECONDS", 3600.0)  # a wake ends each wait
     turns, inside, most = Turns(ClusterState(1), lambda: None), list[int](), list[int]()
 
     def call() -> None:

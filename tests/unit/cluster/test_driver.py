@@ -26,7 +26,7 @@ from allranks.cluster.sockets import (
     RankSockets,
 )
 from allranks.cluster.state import ClusterState, TookPlaces
-from allranks.errors import StartFailed
+from allranks.errors import StartFailed, WireError
 from allranks.records.agent import Exit, FolderMade, HostLeft, Notice
 from allranks.records.wire import Answer, Died, Hello, Output, Query, Record, Reply
 
@@ -165,6 +165,7 @@ def test_ranks_hear_of_a_death_before_the_commands_of_a_thread_that_knows_of_it(
 ) -> None:
     tells, goes_on = threading.Event(), threading.Event()
     told = list[str]()
+    wire = ranks._wire
 
     def death_text(end: ProcessExit) -> str:
         tells.set()
@@ -181,6 +182,7 @@ def test_ranks_hear_of_a_death_before_the_commands_of_a_thread_that_knows_of_it(
         dying = others.submit(ranks.die, 1)
         assert tells.wait(60)
         assert list(ranks.roster.dead) == [1]
+        assert not wire.lock.acquire(blocking=False)
         recovering = others.submit(recover)
         goes_on.set()
         dying.result()
@@ -216,6 +218,28 @@ def test_sockets_that_cannot_listen_fail_the_start_in_the_thread_that_waits(
     ranks._wire.post(partial(ranks.driver.put, FromHostAgent(FolderMade())))
     ranks.have_come()
     with pytest.raises(StartFailed, match="no place"):
+        ranks.step(0)
+
+
+def test_calls_are_made_in_their_order_also_one_that_a_call_posts_and_after_one_that_raises(
+    ranks: Ranks,
+) -> None:
+    made = list[str]()
+
+    def outer() -> None:
+        made.append("outer")
+        ranks._wire.post(partial(made.append, "other"))  # before: another thread's would wait
+        ranks._wire.post(refuse)
+        ranks._wire.post(partial(made.append, "inner"))
+        made.append("end of outer")
+
+    def refuse() -> None:
+        raise ValueError("refused")
+
+    ranks._wire.post(outer)
+    ranks._wire.settle()
+    assert made == ["outer", "other", "inner", "end of outer"]
+    with pytest.raises(WireError, match="refused"):
         ranks.step(0)
 
 

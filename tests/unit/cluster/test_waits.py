@@ -50,7 +50,7 @@ def test_the_errors_of_events_that_come_together_are_all_raised_each_once():
     for host in ("a", "b", "b"):
         inbox.put(FromHostAgent(Notice("text"), host))
     inbox.put(InterruptRequested())
-    driver = SimpleNamespace(news=inbox.wait, steady=nullcontext())
+    driver = SimpleNamespace(move_news=inbox.move, steady=nullcontext())
     ranks = SimpleNamespace(
         inbox=inbox, driver=driver, handles=True, _unhandled=deque(), _handle=handle
     )

@@ -53,6 +53,9 @@ class Ranks:
         self.noted: list[int] = []
         self.problem, self.is_up, self.state = "", False, "running"
         self._now: Callable[[], object] = lambda: None
+        self.got: dict[int, Any] = {}
+        #: Answers that the next step takes.
+        self.untaken: dict[int, Any] = {}
         self._come()
 
     def _come(self) -> None:
@@ -69,11 +72,13 @@ class Ranks:
         self._now = usual if event is None else (lambda: event(self))
 
     def step(self, seconds: float) -> list[InterruptRequested]:
+        self.got |= self.untaken
+        self.untaken.clear()
         return [InterruptRequested()] if seconds and self._now() == "press" else []
 
     @contextmanager
     def asking(self, ranks: Any, name: str, arguments: Any) -> Iterator[dict[int, Any]]:
-        self.got: dict[int, Any] = {}
+        self.got = {}
         if name == requests.LOAD:
             self.loaded.append(arguments["saved"])
         self.asked.append((name, set(ranks)))
@@ -234,6 +239,17 @@ def test_two_interrupts_end_all_ranks_also_while_they_save():
 def test_what_was_saved_outlives_the_end_of_mpiexec():
     def save(ranks: Ranks) -> None:
         ranks.answer(range(4), SAVED)
+        ranks.roster.ends.append(ProcessExit(-1, code=1))
+
+    ranks, moved = lose_a_host(save=[save])
+    assert ranks.is_up
+    assert moved.gone.keys() == {4, 5}
+    assert ranks.loaded == [[0, 1, 2, 3]]
+
+
+def test_answers_that_no_step_has_taken_before_the_end_of_mpiexec_count():
+    def save(ranks: Ranks) -> None:
+        ranks.untaken |= {rank: (Answer(1, rank, SAVED, ""), []) for rank in range(4)}
         ranks.roster.ends.append(ProcessExit(-1, code=1))
 
     ranks, moved = lose_a_host(save=[save])
