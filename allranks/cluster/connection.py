@@ -340,6 +340,8 @@ class Connection:
     def leave_to_parent(self) -> None:
         """This process is forked: not even its exit ends the ranks."""
         self._finalizer.detach()
+        # A thread of the parent may have had it, and is not in this process.
+        self._wire.lock = threading.RLock()
 
     def release(self, why: str) -> None:
         """Leaves the ranks to other notebooks; ``why`` is the answer to who needs them here."""

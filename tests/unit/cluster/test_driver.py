@@ -406,3 +406,12 @@ def test_a_place_that_was_taken_is_free_of_the_death_that_is_shown_afterwards(
     ranks.come(hello(1, 2))
     ranks.driver.put(FromHostAgent(Notice("text")))
     assert ranks.driver.notices == ["text"]
+
+
+def test_a_forked_process_waits_for_no_lock_that_a_thread_of_its_parent_has() -> None:
+    wire = SimpleNamespace(lock=threading.RLock())
+    with ThreadPoolExecutor(1) as parents:
+        parents.submit(wire.lock.acquire).result()
+        forked: Any = SimpleNamespace(_wire=wire, _finalizer=SimpleNamespace(detach=lambda: None))
+        Connection.leave_to_parent(forked)
+        assert wire.lock.acquire(blocking=False)
