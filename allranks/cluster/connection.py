@@ -17,7 +17,7 @@ from functools import partial
 from typing import Any, Protocol
 
 from allranks.cluster import failures, held_cells
-from allranks.cluster.driver import AnswersSoFar, AwaitedRequest, Driver
+from allranks.cluster.driver import AnswersSoFar, Driver
 from allranks.cluster.failures import CellRecord, ProcessExit
 from allranks.cluster.features import ClusterContext, NotebookFeature, NotebookHooks
 from allranks.cluster.function_sources import with_sources
@@ -373,7 +373,7 @@ class Connection:
                 self.driver.move_news(self._unhandled, wait)
         if not handles:
             if seconds > 0:
-                AwaitedRequest().wait(seconds)
+                time.sleep(seconds)  # the other thread handles what comes
             return pressed
         # A hook or view that calls this itself goes on with the next event, and so does the thread
         # of a cell that begins meanwhile.
@@ -438,8 +438,7 @@ class Connection:
             pressed += self.step(0)
         finally:
             # Not earlier: an event in the queue ends each step at once.
-            for press in pressed:
-                self.inbox.put(press)
+            self._put_back(pressed)
 
     def _put_back(self, pressed: Iterable[InterruptRequested]) -> None:
         for press in pressed:

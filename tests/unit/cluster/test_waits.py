@@ -35,6 +35,7 @@ def test_an_interrupt_stays_for_the_next_wait_and_does_not_end_each_step_of_this
 
     inbox.put(InterruptRequested())
     ranks = SimpleNamespace(inbox=inbox, step=step)
+    ranks._put_back = partial(Connection._put_back, ranks)
     Connection.wait_until(ranks, lambda: len(steps) == 3, 60)
     assert steps == [[InterruptRequested()], [], [], []]
     assert inbox.wait(0) == [InterruptRequested()]
