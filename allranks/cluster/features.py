@@ -50,7 +50,9 @@ from allranks.errors import AllranksError, FeatureFailed, UsageError
 from allranks.hooks import Hooks, declares_hooks, failure, implementations
 from allranks.records.agent import Event
 from allranks.records.wire import Answer, Query, Record
+from allranks.widgets import extensions
 from allranks.widgets.dashboard.view import Buttons, PanelButton
+from allranks.widgets.extensions import DisplayFolder, DisplayObserver, LineFolder
 
 
 @dataclass(frozen=True)
@@ -186,6 +188,10 @@ class NotebookFeature:
     """Commands of ``%distributed``, which ``command`` does with the list of their words."""
     panel_buttons: tuple[PanelButton, ...] = ()
     """Buttons of the panel of a cell, whose commands get a function that shows their results."""
+    line_folders: tuple[LineFolder, ...] = ()
+    display_folders: tuple[type[DisplayFolder], ...] = ()
+    display_observers: tuple[DisplayObserver, ...] = ()
+    """Parts of all views, see `allranks.widgets.extensions`."""
 
     @classmethod
     def loaded(cls, shell: Any) -> None:
@@ -403,6 +409,9 @@ def register(classes: Sequence[type[NotebookFeature]]) -> None:
     CELL_OPTIONS.update({o.name: o for kind in classes for o in kind.cell_options})
     LINE_COMMANDS.clear()
     LINE_COMMANDS.update({c.name: c for kind in classes for c in kind.line_commands})
+    extensions.LINE_FOLDERS[:] = [f for kind in classes for f in kind.line_folders]
+    extensions.DISPLAY_FOLDERS[:] = [f for kind in classes for f in kind.display_folders]
+    extensions.DISPLAY_OBSERVERS[:] = [o for kind in classes for o in kind.display_observers]
 
 
 def loaded(shell: Any) -> None:

@@ -36,6 +36,7 @@ BUILT_IN: tuple[str, ...] = (
     "ipyparallel",
     "prompts",
     "rank_widgets",
+    "output_replay",
     "attach",  # before those that ask the ranks after a cell, which an interrupt may end
     "profile",
     "verdict",

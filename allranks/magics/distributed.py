@@ -55,7 +55,7 @@ from allranks.records.ranks import label
 from allranks.records.ranks import parse as parse_ranks
 from allranks.widgets.cell_history import CellHistory, compared, export, is_number
 from allranks.widgets.dashboard.view import cell_view
-from allranks.widgets.displays import ShownValue, replay
+from allranks.widgets.displays import ShownValue
 from allranks.widgets.notebook import NotebookView
 
 _HELP = re.compile(r"(\?{1,2})([\w.]+)|([\w.]+)(\?{1,2})")
@@ -158,7 +158,6 @@ class DistributedMagics(Magics):
     def close(self) -> None:
         self.toggle.off()
         self._undo.close()
-        replay.close()
         self.session.close()
 
     @cell_magic("distributed")  # type: ignore[arg-type]
