@@ -14,7 +14,8 @@ hooks are called in this order:
    has to act by itself has `CellContext.poll` call it.
 4. ``cell_left``, when all ranks have left the cell, and ``cell_finished``, when its output is
    shown. Then ``cell`` is None. Cells that a feature runs in ``cell_left`` are part of this one:
-   ``cell`` is set to each of them, and no hook is called at its beginning and end.
+   ``cell`` is set to each of them, and no hook is called at its beginning and end. Last, in a
+   notebook, ``cell_shown``.
 5. ``rank_died``, at any time, with a rank that can be replaced.
 6. ``stopped``, before the ranks are ended, or left to another notebook.
 7. ``ended``, when the notebook stops its ranks, also if it has none.
@@ -266,6 +267,11 @@ class NotebookFeature:
 
     def cell_finished(self) -> None:
         """The cell has ended and its output is shown."""
+
+    def cell_shown(self, number: int, view: Any, folder: str) -> None:
+        """A cell of the notebook has ended, also with an error. ``number`` is the notebook's,
+        ``view`` has shown it, and its logs are in ``folder``.
+        """
 
     def rank_died(self, rank: int) -> None:
         """A rank has died and can be replaced."""

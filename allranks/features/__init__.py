@@ -47,6 +47,7 @@ BUILT_IN: tuple[str, ...] = (
     "completion",
     "classroom",
     "sinks",
+    "history",
     "simulate",
     "debugger",
     "grading",
