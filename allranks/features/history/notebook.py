@@ -29,7 +29,7 @@ class NotebookHistory(NotebookFeature):
         LineCommand(
             "compare",
             "draws the curves of several cells in one plot, for example: compare 12 15",
-            arguments={"names": {"nargs": "*", "metavar": "N", "help": _NUMBERS}},
+            arguments={"cells": {"nargs": "*", "metavar": "N", "help": _NUMBERS}},
             chooses_ranks=True,
         ),
         LineCommand(
@@ -53,7 +53,7 @@ class NotebookHistory(NotebookFeature):
         if name == "last":
             return self._last(asked)
         if name == "compare":
-            words = [word for part in asked["names"] for word in part.split(",") if word]
+            words = [word for part in asked["cells"] for word in part.split(",") if word]
             return self._compare(words, asked["ranks"])
         return self._export(asked)
 
