@@ -31,6 +31,7 @@ from allranks import installed
 BUILT_IN: tuple[str, ...] = (
     "horovod_alias",
     "tensorflow_files",
+    "shared_files",
     "progress_bars",
     "torch_jax",
     "ipyparallel",
