@@ -45,6 +45,7 @@ BUILT_IN: tuple[str, ...] = (
     "heal",
     "ensemble",
     "toolbar",
+    "busy_kernel",
     "completion",
     "classroom",
     "sinks",

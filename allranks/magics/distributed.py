@@ -37,10 +37,7 @@ from allranks.magics.options import (
 )
 from allranks.magics.session import BEFORE_THE_CELL, Session, short_interrupts
 from allranks.magics.shell import (
-    AnsweredWhileBusy,
     AwaitedMagics,
-    BusyStatus,
-    CellReplies,
     Completion,
     EveryCell,
     LoadedOnce,
@@ -98,9 +95,6 @@ class DistributedMagics(Magics):
         kernel = getattr(shell, "kernel", None)
         if kernel is not None:
             AwaitedMagics(shell, self._undo)
-            CellReplies(kernel, self._undo)
-            busy = BusyStatus(kernel, self._undo)
-            AnsweredWhileBusy(kernel, self._undo, busy)
 
     @property
     def _comm_manager(self) -> Cluster | None:
