@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import io
-import sys
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from allranks.features.prompts.notebook import TerminalField
 from allranks.widgets.notebook import shown_as
 from allranks.widgets.text import Line, RankText, Row, described, merge, render, shows_updates
 
@@ -92,15 +88,6 @@ def test_a_run_of_rows_is_labelled_once_and_only_colours_are_left_in_it() -> Non
     assert render(rows) == "ranks 0–1 │ x\n          ! y\nrank 2    → 3"
     row = Row((0,), Line("out", "\x1b[31mred\x1b[0m \x07\x1b[2Jbell"))
     assert render([row]) == "rank 0 │ \x1b[31mred\x1b[0m \ufffd\ufffdbell"
-
-
-def test_a_prompt_that_nobody_answers_is_a_line_of_its_own(monkeypatch, capsys):
-    monkeypatch.setattr(sys, "stdin", io.StringIO())
-    field = TerminalField()
-    field.ask("ipdb> ", hidden=False)
-    assert capsys.readouterr().out == "ipdb> \n"
-    with pytest.raises(EOFError):
-        field.typed()
 
 
 def test_short_text_stays_text_and_long_text_has_a_scroller() -> None:
