@@ -14,7 +14,6 @@ ROOT = Path(__file__).parents[2]
 #: Output, errors and unreadable messages of real ranks and notebooks, and all unit tests.
 CORE = (
     *("tests/faults/test_output.py", "tests/faults/test_unreadable.py", "tests/widgets"),
-    *("tests/cluster/test_launchers.py", "tests/cluster/test_added_launchers.py"),
     *(
         f"tests/unit/{part}"
         for part in ("cluster", "collectives", "engine", "magics", "records", "widgets")
