@@ -14,7 +14,8 @@ hooks are called in this order:
    has to act by itself has `CellContext.poll` call it.
 4. ``cell_left``, when all ranks have left the cell, and ``cell_finished``, when its output is
    shown. Then ``cell`` is None. Cells that a feature runs in ``cell_left`` are part of this one:
-   ``cell`` is set to each of them, and no hook is called at its beginning and end.
+   ``cell`` is set to each of them, and no hook is called at its beginning and end. Last, in a
+   notebook, ``cell_shown``.
 5. ``rank_died``, at any time, with a rank that can be replaced.
 6. ``stopped``, before the ranks are ended, or left to another notebook.
 7. ``ended``, when the notebook stops its ranks, also if it has none.
@@ -50,7 +51,9 @@ from allranks.errors import AllranksError, FeatureFailed, UsageError
 from allranks.hooks import Hooks, declares_hooks, failure, implementations
 from allranks.records.agent import Event
 from allranks.records.wire import Answer, Query, Record
+from allranks.widgets import extensions
 from allranks.widgets.dashboard.view import Buttons, PanelButton
+from allranks.widgets.extensions import DisplayFolder, DisplayObserver, LineFolder
 
 
 @dataclass(frozen=True)
@@ -186,6 +189,10 @@ class NotebookFeature:
     """Commands of ``%distributed``, which ``command`` does with the list of their words."""
     panel_buttons: tuple[PanelButton, ...] = ()
     """Buttons of the panel of a cell, whose commands get a function that shows their results."""
+    line_folders: tuple[LineFolder, ...] = ()
+    display_folders: tuple[type[DisplayFolder], ...] = ()
+    display_observers: tuple[DisplayObserver, ...] = ()
+    """Parts of all views, see `allranks.widgets.extensions`."""
 
     @classmethod
     def loaded(cls, shell: Any) -> None:
@@ -260,6 +267,11 @@ class NotebookFeature:
 
     def cell_finished(self) -> None:
         """The cell has ended and its output is shown."""
+
+    def cell_shown(self, number: int, view: Any, folder: str) -> None:
+        """A cell of the notebook has ended, also with an error. ``number`` is the notebook's,
+        ``view`` has shown it, and its logs are in ``folder``.
+        """
 
     def rank_died(self, rank: int) -> None:
         """A rank has died and can be replaced."""
@@ -403,6 +415,9 @@ def register(classes: Sequence[type[NotebookFeature]]) -> None:
     CELL_OPTIONS.update({o.name: o for kind in classes for o in kind.cell_options})
     LINE_COMMANDS.clear()
     LINE_COMMANDS.update({c.name: c for kind in classes for c in kind.line_commands})
+    extensions.LINE_FOLDERS[:] = [f for kind in classes for f in kind.line_folders]
+    extensions.DISPLAY_FOLDERS[:] = [f for kind in classes for f in kind.display_folders]
+    extensions.DISPLAY_OBSERVERS[:] = [o for kind in classes for o in kind.display_observers]
 
 
 def loaded(shell: Any) -> None:

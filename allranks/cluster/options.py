@@ -223,7 +223,7 @@ class LineCommand:
     ``about`` is its line in the list of commands, ``words`` describes its arguments as in
     ``"RANK"``; without it, arguments are refused. The feature's ``command(name, words)`` returns a
     text to print. With ``arguments``, names and options of argparse's ``add_argument``, it gets a
-    dictionary of their values in place of the words.
+    dictionary of their values in place of the words; with ``chooses_ranks`` also that of ``-r``.
     """
 
     name: str
@@ -231,6 +231,7 @@ class LineCommand:
     words: str = ""
     words_about: str = ""
     arguments: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    chooses_ranks: bool = False
 
 
 LINE_COMMANDS: dict[str, LineCommand] = {}

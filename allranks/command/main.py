@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import NoReturn
 
 import allranks
-from allranks.cluster import devices, doctor, launchers, script
+from allranks.cluster import devices, doctor, launchers
 from allranks.cluster.options import ClusterOptions
-from allranks.command import agents, export, gpu_report, labs
+from allranks.command import agents, export, gpu_report, labs, script
 from allranks.errors import AllranksError, UsageError
 from allranks.notebook import load_features
 from allranks.records.config import START_WITH

@@ -48,7 +48,6 @@ from allranks.engine.kernel import (
     RankKernel,
     use_ipython_folder,
 )
-from allranks.engine.shared_files import take_turns
 from allranks.engine.telemetry import TelemetrySender, current_line, process_metrics
 from allranks.engine.transcript import Transcript
 from allranks.engine.wire import RankWire, give_up
@@ -229,7 +228,6 @@ class Rank:
         _refuse_own_extensions(shell)
         setattr(shell, "enable_gui", _no_windows)  # noqa: B010  a method, to mypy
         setattr(shell, "set_next_input", _no_next_input)  # noqa: B010
-        take_turns(shell, self._config.session_dir)
         shell.user_ns.update(namespace.names(self.device))
         fresh = shell.init_user_ns
 

@@ -150,7 +150,7 @@ def _run(options: HorovodrunOptions, script: list[str]) -> int:
         found = f"expected --timeout in seconds, found {options.timeout!r}. Type for example: "
         raise UsageError(f"{found}--timeout 60") from None
     importlib.import_module("allranks.notebook").load_features()
-    scripts: Any = importlib.import_module("allranks.cluster.script")
+    scripts: Any = importlib.import_module("allranks.command.script")
     job = scripts.ScriptRun(options.size, script, timeout, options.log_dir, options.report)
     code: int = scripts.run_script(job)
     return code

@@ -6,19 +6,17 @@ import re
 from collections.abc import Coroutine, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from IPython.core import page
 from IPython.core.interactiveshell import ExecutionResult, InteractiveShell
 from IPython.core.magic import Magics, cell_magic, line_magic, magics_class
-from IPython.display import display
 
 from allranks.cluster import cluster as notebook
 from allranks.cluster.cell_run import CellRun
 from allranks.cluster.cluster import Cluster
 from allranks.cluster.failures import status_tree
-from allranks.cluster.features import CellRequest, NotebookHooks
+from allranks.cluster.features import CellRequest, NotebookFeature, NotebookHooks
 from allranks.cluster.options import (
     CELL_OPTIONS,
     LINE_COMMANDS,
@@ -39,10 +37,7 @@ from allranks.magics.options import (
 )
 from allranks.magics.session import BEFORE_THE_CELL, Session, short_interrupts
 from allranks.magics.shell import (
-    AnsweredWhileBusy,
     AwaitedMagics,
-    BusyStatus,
-    CellReplies,
     Completion,
     EveryCell,
     LoadedOnce,
@@ -52,56 +47,11 @@ from allranks.magics.shell import (
 from allranks.records import ranks as rank_lists
 from allranks.records import requests
 from allranks.records.ranks import label
-from allranks.records.ranks import parse as parse_ranks
-from allranks.widgets.cell_history import CellHistory, compared, export, is_number
 from allranks.widgets.dashboard.view import cell_view
-from allranks.widgets.displays import ShownValue, replay
+from allranks.widgets.displays import ShownValue
 from allranks.widgets.notebook import NotebookView
 
 _HELP = re.compile(r"(\?{1,2})([\w.]+)|([\w.]+)(\?{1,2})")
-
-
-def _last(words: list[str], past: CellHistory) -> None:
-    if len(words) > 1 or not all(is_number(word) for word in words):
-        raise UsageError(
-            f"expected one cell number, found {' '.join(words):.60}. "
-            "Type for example: %distributed last 12"
-        )
-    for data, metadata in past.shown(int(words[0]) if words else None):
-        display(data, metadata=metadata, raw=True)
-
-
-def _compare(words: list[str], ranks: str | None, past: CellHistory) -> None:
-    if len(words) < 2:
-        raise UsageError(
-            f"expected two cell numbers or more, found {' '.join(words) or 'none'}. "
-            "Type for example: %distributed compare 12 15"
-        )
-    cells = [past.read(word) for word in words]
-    chosen = None
-    if ranks is not None:
-        there = {curve["rank"] for cell in cells for curve in cell.curves}
-        chosen = parse_ranks(ranks, max(there, default=0) + 1)
-    shown = compared(cells, chosen)
-    display(shown, raw=True)
-
-
-def _export(words: list[str], past: CellHistory) -> None:
-    if not 1 <= len(words) <= 2:
-        raise UsageError(
-            f"expected a folder and optionally a cell number, found {' '.join(words) or 'none'}. "
-            "Type for example: %distributed export results/run1 12"
-        )
-    cell = past.read(words[1] if len(words) == 2 else None)
-    try:
-        files = export(cell, Path(words[0]).expanduser())
-    except OSError as error:
-        raise UsageError(
-            f"expected a folder that can be written, found: {error}. Type for example: "
-            "%distributed export ~/results"
-        ) from None
-    missing = f"; {cell.missing:,} logged values are missing" if cell.missing else ""
-    print(f"{label([cell.number], 'cell')}: {', '.join(map(str, files))}{missing}")
 
 
 @dataclass
@@ -145,9 +95,6 @@ class DistributedMagics(Magics):
         kernel = getattr(shell, "kernel", None)
         if kernel is not None:
             AwaitedMagics(shell, self._undo)
-            CellReplies(kernel, self._undo)
-            busy = BusyStatus(kernel, self._undo)
-            AnsweredWhileBusy(kernel, self._undo, busy)
 
     @property
     def _comm_manager(self) -> Cluster | None:
@@ -158,7 +105,6 @@ class DistributedMagics(Magics):
     def close(self) -> None:
         self.toggle.off()
         self._undo.close()
-        replay.close()
         self.session.close()
 
     @cell_magic("distributed")  # type: ignore[arg-type]
@@ -248,7 +194,8 @@ class DistributedMagics(Magics):
                 raise
             died = error
         finally:
-            self.session.past.keep(len(self.shell.user_ns["In"]) - 1, sent.run.view, folder)
+            number = len(self.shell.user_ns["In"]) - 1
+            self.session.hooks.call(NotebookFeature.cell_shown, number, sent.run.view, folder)
         # Sent again only now: the history has the ended run, and its log folder.
         if died is None:
             sent.ended = True
@@ -358,12 +305,6 @@ class DistributedMagics(Magics):
             from allranks.cluster import doctor
 
             print(doctor.report(doctor.examine()))
-        elif name == "last":
-            _last(options.names, session.past)
-        elif name == "compare":
-            _compare(options.names, options.ranks, session.past)
-        elif name == "export":
-            _export(options.names, session.past)
         elif name in LINE_COMMANDS:
             # There features look for it; a shell within this one may have another.
             notebook.session = session

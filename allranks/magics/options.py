@@ -32,9 +32,6 @@ COMMANDS = {
     "push": "copies variables of the notebook to every rank",
     "pull": "returns {rank: value} of variables of the ranks",
     "log": "prints the end of the ranks' logs, and their paths",
-    "last": "draws the last cell again, or cell N: its output, curves and communication",
-    "compare": "draws the curves of several cells in one plot, for example: compare 12 15",
-    "export": "writes curves and calls of the last cell, or cell N, into FOLDER as CSV",
     "debug": "opens a debugger where the last cell failed, on the rank that failed first",
     "launchers": "lists the launchers and named places for --on",
     "doctor": "checks MPI, GPUs, packages and limits; prints a command for each problem",
@@ -42,13 +39,7 @@ COMMANDS = {
 """What each command of the core does; in the order in which they are listed."""
 _START_RANKS = ("start", "restart")
 _NAME_VARIABLES = ("push", "pull")
-_CHOOSE_RANKS = ("status", "push", "pull", "log", "debug", "compare")
-#: Commands with words: their name in the help, and their meaning.
-_TAKE_WORDS = {
-    "last": ("N", "the number of a cell, as in In[N]"),
-    "compare": ("N", "the numbers of cells, as in In[N], or files cell-N.json.gz of earlier ones"),
-    "export": ("FOLDER N", "the folder for the files, and the number of the cell"),
-}
+_CHOOSE_RANKS = ("status", "push", "pull", "log", "debug")
 
 
 @dataclass
@@ -169,18 +160,16 @@ def cell_parser() -> Parser:
 def command_parser(command: str) -> Parser:
     program, about = f"%distributed {command}", commands()[command]
     about = f"{about[0].upper()}{about[1:]}."
-    chooses = command in _CHOOSE_RANKS
+    added = LINE_COMMANDS.get(command)
+    chooses = command in _CHOOSE_RANKS if added is None else added.chooses_ranks
     parser = _parser(program, about, cluster=command in _START_RANKS, ranks=chooses)
     add = parser.add_argument
     if command in _NAME_VARIABLES:
         add("names", nargs="*", metavar="NAMES", help="the variables' names")
-    if command in _TAKE_WORDS:
-        shown, about = _TAKE_WORDS[command]
-        add("names", nargs="*", metavar=shown, help=about)
-    if command in LINE_COMMANDS and (added := LINE_COMMANDS[command]).words:
+    if added is not None and added.words:
         add("names", nargs="*", metavar=added.words, help=added.words_about)
-    if command in LINE_COMMANDS:
-        for name, arguments in LINE_COMMANDS[command].arguments.items():
+    if added is not None:
+        for name, arguments in added.arguments.items():
             add(name, **arguments)
     return parser
 
@@ -269,6 +258,8 @@ def parse_command(line: str) -> tuple[str, CommandOptions]:
         arguments = LINE_COMMANDS[command].arguments
         names = (name.lstrip("-").replace("-", "_") for name in arguments)
         options.features = {name: vars(options).pop(name) for name in names}
+        if LINE_COMMANDS[command].chooses_ranks:
+            options.features["ranks"] = options.ranks
     options.names = [name for part in options.names for name in part.split(",") if name]
     if named and not options.names:
         raise UsageError(

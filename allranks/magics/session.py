@@ -20,7 +20,6 @@ from allranks.cluster.options import TYPED, ClusterOptions
 from allranks.cluster.state import ClusterState
 from allranks.errors import UsageError, for_screen
 from allranks.records.ranks import label
-from allranks.widgets.cell_history import CellHistory
 
 _NAMES = "rank, size, local_rank, local_size, comm, MPI, device, allreduce, broadcast, barrier …"
 NOTHING = ClusterOptions()
@@ -33,8 +32,6 @@ class Session:
     def __init__(self, hooks: NotebookHooks) -> None:
         self._cluster: Cluster | None = None
         self.hooks = hooks
-        #: The cells of the notebook that have ended.
-        self.past = CellHistory()
         self._default = self._asked = DEFAULT
         #: A sentence about the cells that run on the ranks; "" where no command has chosen them.
         self.which_cells: Callable[[], str] = str

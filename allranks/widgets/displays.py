@@ -1,30 +1,17 @@
-"""Output in a notebook's cell: displays updated in place, and progress bars of one line.
-
-A bar that tqdm draws as a widget on several ranks becomes one bar. The states of the ranks' widgets
-are those that ``allranks.features.rank_widgets`` keeps in this kernel.
-
-A front end records only what it receives while a page is open: displays that change meanwhile are
-lost to the notebook. So the kernel keeps the displays of long cells (``OutputReplay``). A page that
-is opened later asks for them, and from then on gets every change. They are deleted once the cell
-has ended and a page has confirmed that it has all of them.
-"""
+"""Output in a notebook's cell: displays updated in place, and progress bars of one line."""
 
 from __future__ import annotations
 
-import re
 import sys
-import threading
 import time
 import uuid
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from html import escape
-from itertools import count
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from allranks.records.ranks import label
+from allranks.widgets.extensions import DISPLAY_OBSERVERS
 from allranks.widgets.text import (
     NOTEBOOK,
     TERMINAL,
@@ -34,48 +21,17 @@ from allranks.widgets.text import (
     described,
     front_end,
     is_rich,
-    of_this_process,
     render,
     spans,
 )
 
-if TYPE_CHECKING:
-    from IPython.core.interactiveshell import ExecutionResult
-
 VIEW = "application/vnd.jupyter.widget-view+json"
-MODEL = "IPY_MODEL_"
-#: The states of all ranks' widgets in this kernel, by their ids.
-STATES: dict[str, Data] = {}
 #: The function that shows a line above a displayed widget, by the widget's id.
 TITLES: dict[str, Callable[[str], object]] = {}
 
 #: JupyterLab keeps the first figure of this type in a display, whatever it is updated to. Source:
 #: plotly's renderer, `renderModel`.
 _DRAWN_ONCE = "application/vnd.plotly.v1+json"
-
-
-_REPLAY = Path(__file__).parent / "front" / "output_replay.js"
-#: A page is hardly closed and opened during a shorter cell.
-_LONG_SECONDS = 1.0
-_CELLS = 30
-
-
-@dataclass
-class _Cell:
-    """One cell of the notebook: its displays, in the order in which they stand there."""
-
-    cell: str
-    #: The request that has begun it.
-    run: str
-    began: float
-    outputs: dict[str, Data] = field(default_factory=dict)
-    #: The number at its prompt; None while it runs.
-    count: int | None = None
-    #: Whether a page that was opened after its begin has asked for it.
-    asked: bool = False
-
-    def told(self) -> Data:
-        return {"cell": self.cell, "outputs": [*self.outputs.values()], "count": self.count}
 
 
 class ShownValue:
@@ -89,113 +45,6 @@ class ShownValue:
 
     def _repr_mimebundle_(self, **_: Any) -> tuple[Data, Data]:
         return self.data, self.metadata
-
-
-class OutputReplay:
-    """The cells of a notebook whose outputs may not be complete in any page."""
-
-    def __init__(self) -> None:
-        self._cells: dict[str, _Cell] = {}
-        self._widget: Any = None
-        self._shell: Any = None
-        #: A page may be heard in another thread.
-        self._lock = threading.RLock()
-
-    def take(self, name: str, data: Data, metadata: Data) -> None:
-        with self._lock:
-            cell = next((one for one in self._cells.values() if name in one.outputs), None)
-            cell = cell or self._running()
-            if cell is None:
-                return
-            new = {"output_type": "display_data", "data": data, "metadata": metadata}
-            cell.outputs[name] = new
-            if cell.asked:
-                at = [*cell.outputs].index(name)
-                self._widget.send({"cell": cell.cell, "at": at, "output": new})
-
-    def tick(self) -> None:
-        """Makes the widget through which pages ask, once a cell runs for long."""
-        cell = None if self._widget is not None else self._running()
-        if cell is not None and time.monotonic() - cell.began > _LONG_SECONDS:
-            script, states = _REPLAY.read_text("utf-8"), count()
-            self._widget = make_widget(
-                "ReplayWidget",
-                script,
-                "",
-                # The first page sees the model being made; a later one asks for its state.
-                lambda: {"later": next(states) > 0},
-                self._heard,
-            )
-
-    def close(self) -> None:
-        if self._shell is not None:
-            self._shell.events.unregister("post_run_cell", self._ended)
-        if self._widget is not None:
-            self._widget.close()
-        self._shell = self._widget = None
-        self._cells.clear()
-
-    def _running(self) -> _Cell | None:
-        """Returns the cell that runs, if a page shows it that can be opened anew."""
-        kernel = of_this_process()
-        request = kernel.get_parent("shell") if kernel is not None else {}
-        name = request.get("metadata", {}).get("cellId")
-        content = request.get("content", {})
-        if not name or "code" not in content or content.get("allow_stdin") is False:
-            return None
-        run = request["header"]["msg_id"]
-        cell = self._cells.get(name)
-        if cell is None or cell.run != run:
-            self._cells.pop(name, None)
-            cell = self._cells[name] = _Cell(name, run, time.monotonic())
-            for old in [*self._cells][:-_CELLS]:
-                del self._cells[old]
-            if self._shell is None:
-                self._shell = kernel.shell
-                self._shell.events.register("post_run_cell", self._ended)
-        return cell
-
-    def _ended(self, result: ExecutionResult | None) -> None:
-        if result is None or result.info is None or not result.info.store_history:
-            return  # the notebook's part of a cell, which goes on
-        cell = next((one for one in self._cells.values() if one.count is None), None)
-        if cell is None:
-            return
-        cell.count = result.execution_count
-        error = result.error_before_exec or result.error_in_exec
-        value: object = result.result
-        if isinstance(value, ShownValue):
-            cell.outputs["value"] = {
-                "output_type": "execute_result",
-                "data": value.data,
-                "metadata": value.metadata,
-                "execution_count": result.execution_count,
-            }
-        if error is not None:
-            cell.outputs["error"] = {
-                "output_type": "error",
-                "ename": type(error).__name__,
-                "evalue": str(error),
-                "traceback": getattr(self._shell, "_last_traceback", None) or [],
-            }
-        short = time.monotonic() - cell.began < _LONG_SECONDS and not cell.asked
-        if self._widget is None or short:
-            self._cells.pop(cell.cell)
-        else:
-            self._widget.send({"ended": cell.told() if cell.asked else {"cell": cell.cell}})
-
-    def _heard(self, said: Data) -> None:
-        with self._lock:
-            # A page was opened again.
-            if said.get("kind") == "opened":
-                for cell in self._cells.values():
-                    cell.asked = True
-                self._widget.send({"all": [cell.told() for cell in self._cells.values()]})
-            # The page has all outputs of a cell that has ended.
-            elif said.get("kind") == "has":
-                name = str(said.get("cell"))
-                if name in self._cells and self._cells[name].count is not None:
-                    del self._cells[name]
 
 
 def make_widget(
@@ -214,10 +63,6 @@ def make_widget(
     widget = type(name, (anywidget.AnyWidget,), own)()
     widget.on_msg(lambda _widget, content, _buffers: heard(content))
     return widget
-
-
-#: Of this kernel.
-replay = OutputReplay()
 
 
 class DisplaySlot:
@@ -254,7 +99,8 @@ class DisplaySlot:
         elif _DRAWN_ONCE in data:
             update_display({}, raw=True, display_id=self._id)
         act(data, raw=True, display_id=self._id, metadata=content[1])
-        replay.take(self._id, *content)
+        for observer in DISPLAY_OBSERVERS:
+            observer.shown(self._id, *content)
         return sum(len(str(part)) for part in data.values())
 
     def blank(self) -> int:
@@ -471,93 +317,6 @@ def _is_printed(display: _Display) -> bool:
 def _one_below(above: Data, below: Data) -> Data:
     html = above["text/html"].removesuffix(_CLOSES) + below["text/html"].partition(">")[2]
     return {"text/plain": f"{above['text/plain']}{below['text/plain']}", "text/html": html}
-
-
-#: The widgets of which tqdm makes a bar: text, bar, text.
-_PARTS = (("HTMLModel",), ("FloatProgressModel", "IntProgressModel"), ("HTMLModel",))
-_PERCENT = re.compile(r"[:\s]*(\d+%)?\s*$")
-
-
-@dataclass
-class _RankBar:
-    """One rank's bar: its name, and the states of the text before it, the bar, the text after."""
-
-    name: str
-    before: Data
-    bar: Data
-    after: Data
-
-    @property
-    def share(self) -> float:
-        return float(self.bar["value"]) / (float(self.bar["max"]) or 1.0)
-
-
-@dataclass
-class _Folded:
-    """The notebook's bar for those of several ranks."""
-
-    own: dict[int, _RankBar] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        from ipywidgets import HTML, FloatProgress, HBox
-
-        self.before, self.bar, self.after = HTML(), FloatProgress(), HTML()
-        self.box = HBox([self.before, self.bar, self.after])
-
-    def refresh(self) -> None:
-        if all(own.name not in STATES for own in self.own.values()):
-            self.box.layout.display = "none"  # every rank has taken its own away
-            return
-        rank = min(self.own, key=lambda rank: self.own[rank].share)
-        slowest, shares = self.own[rank], [own.share for own in self.own.values()]
-        styles = [own.bar.get("bar_style", "") for own in self.own.values()]
-        self.bar.max, self.bar.value = slowest.bar["max"], slowest.bar["value"]
-        worst = "danger" if "danger" in styles else slowest.bar.get("bar_style", "")
-        self.bar.bar_style = worst
-        self.before.value = slowest.before.get("value", "")
-        mean = f"  slowest: {rank}, mean {100 * sum(shares) / len(shares):.0f}%"
-        self.after.value = slowest.after.get("value", "") + (mean if len(set(shares)) > 1 else "")
-
-
-class DrawnBars:
-    """The bars of one cell that are widgets."""
-
-    def __init__(self) -> None:
-        self._folded: dict[tuple[str, float, int], _Folded] = {}
-        self._count: Counter[tuple[int, str, float]] = Counter()
-
-    def fold(self, rank: int, data: Data) -> Data:
-        """Returns a display of the bar that replaces one of several ranks; others unchanged."""
-        own = _rank_bar(data)
-        if own is None:
-            return data
-        title, total = _PERCENT.sub("", own.before.get("value", "")), float(own.bar["max"])
-        self._count[rank, title, total] += 1
-        key = (title, total, self._count[rank, title, total])
-        if key not in self._folded:
-            self._folded[key] = _Folded()
-        folded = self._folded[key]
-        folded.own[rank] = own
-        folded.refresh()
-        view = {"version_major": 2, "version_minor": 0, "model_id": folded.box.model_id}
-        return {"text/plain": f"{title} {total:g}".strip(), VIEW: view}
-
-    def refresh(self) -> None:
-        for folded in self._folded.values():
-            folded.refresh()
-
-
-def _rank_bar(data: Data) -> _RankBar | None:
-    name = data.get(VIEW, {}).get("model_id", "")
-    children = STATES.get(name, {}).get("children", ())
-    parts = [STATES.get(str(child).removeprefix(MODEL), {}) for child in children]
-    if len(parts) != len(_PARTS) or not all(
-        part.get("_model_name") in kinds for part, kinds in zip(parts, _PARTS, strict=True)
-    ):
-        return None
-    before, bar, after = parts
-    # Without a total there is no share that could be compared.
-    return None if bar.get("bar_style") == "info" else _RankBar(name, before, bar, after)
 
 
 _BAR_WIDTH = 30

@@ -9,15 +9,13 @@ from html import escape
 
 from allranks.records.wire import Output
 from allranks.widgets.displays import (
-    VIEW,
     DisplaySlot,
-    DrawnBars,
     Gallery,
     ShownValue,
     put_above,
     reorder,
-    replay,
 )
+from allranks.widgets.extensions import DISPLAY_FOLDERS, DISPLAY_OBSERVERS
 from allranks.widgets.text import Data, Line, RankText, Row, TextView, described, is_rich, render
 
 #: The kind of line of a value.
@@ -71,7 +69,7 @@ class NotebookView(TextView):
         #: Whether the values of a cell that has not failed are left to the caller, as `value`.
         self.returns_value = False
         self._hidden: dict[int, tuple[int, int]] = {}
-        self._next_refresh = self._next_bars = 0.0
+        self._next_refresh = self._next_folded = 0.0
         self._sent_nbytes = 0
         self._changed = self._failed = False
         self._slots: list[DisplaySlot] = []
@@ -85,7 +83,7 @@ class NotebookView(TextView):
         self._stretches = [_TextAndPictures(self, self._slots)]
         #: Those above the last prompt, whose displays may still be updated.
         self._above: list[_TextAndPictures] = []
-        self._bars = DrawnBars()
+        self._folders = [make() for make in DISPLAY_FOLDERS]
         #: The stretch that a rank writes to: a rank never writes above its own last picture.
         self._at = dict.fromkeys(self.ranks, 0)
         #: Ranks whose output is cleared as soon as there is something to put in its place.
@@ -138,8 +136,9 @@ class NotebookView(TextView):
             ]
             if any(found):
                 return
-        if self.fold and len(self.ranks) > 1 and VIEW in data:
-            data = self._bars.fold(rank, data)
+        if self.fold and len(self.ranks) > 1:
+            for folder in self._folders:
+                data = folder.fold(rank, data)
         if name or kind == "update" or is_rich(data):
             self._stretches[self._at.get(rank, 0)].pictures.add(rank, data, metadata, name or "")
         else:
@@ -179,16 +178,21 @@ class NotebookView(TextView):
         self._below.append(shown)
 
     def refresh(self) -> None:
-        replay.tick()
+        for observer in DISPLAY_OBSERVERS:
+            observer.refresh()
         now = time.monotonic()
-        if now >= self._next_bars:
-            self._next_bars = now + _REFRESH_SECONDS
-            self._bars.refresh()
+        if now >= self._next_folded:
+            self._next_folded = now + _REFRESH_SECONDS
+            self._refresh_folders()
         if self._changed and now >= self._next_refresh:
             nbytes = self._flush(now=False)
             self._sent_nbytes += nbytes
             slower = 1 + self._sent_nbytes / _SLOWER_NBYTES
             self._next_refresh = now + max(_REFRESH_SECONDS, slower * nbytes / _NBYTES_A_SECOND)
+
+    def _refresh_folders(self) -> None:
+        for folder in self._folders:
+            folder.refresh()
 
     def make_way(self) -> None:
         # A person is asked below: everything is shown as at the end.
@@ -203,7 +207,7 @@ class NotebookView(TextView):
 
     def finish(self) -> None:
         """Shows everything, in an order that does not depend on who was faster."""
-        self._bars.refresh()
+        self._refresh_folders()
         self.returns_value = self.returns_value and not self._failed
         self._flush()
         panel = [self._panel] if self._panel in self._slots else []

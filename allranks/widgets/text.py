@@ -1,8 +1,7 @@
 """Labelled text: the lines of ranks, each behind the ranks that wrote it, and a terminal's view.
 
 A rank's lines are collected as a terminal would show them (``RankText``). Identical lines of
-several ranks become one row (``merge``), and so do progress bars of tqdm, rich and Keras with the
-same name and total: then the slowest rank's is shown.
+several ranks become one row (``merge``), and so do lines that a feature folds, as progress bars.
 """
 
 from __future__ import annotations
@@ -22,6 +21,7 @@ from allranks.records import config
 from allranks.records.ranks import label
 from allranks.records.telemetry import Telemetry
 from allranks.records.wire import Output
+from allranks.widgets.extensions import LINE_FOLDERS
 
 VARIABLE = "ALLRANKS_FRONT_END"
 NOTEBOOK, CONSOLE, TERMINAL = "notebook", "console", "terminal"
@@ -78,15 +78,6 @@ _CONTROL = re.compile(
 )
 
 
-#: One of these is in every bar, and in hardly anything else.
-_MARKS = ("%|", "━", "[=", "[>.")
-_TQDM = re.compile(
-    r"(?P<name>.*?) *(?P<percent>\d+)%\|[^|]*\| *(?P<done>[\d.]+)(?P<unit>[a-zA-Z]*)"
-    r"/(?P<total>[\d.]+[a-zA-Z]*) \[(?P<elapsed>[\d:]+)"
-)
-_RICH = re.compile(r"(?P<name>.*?) *[━╸╺]+ +(?P<percent>\d+)% (?P<elapsed>[\d:]*)")
-_KERAS = re.compile(r" *(?P<done>\d+)/(?P<total>\d+) (?:━+|\[[=>.]+\])(?P<rest>.*)")
-_METRIC = re.compile(r" - (\w+: \S+)")
 #: The beginning of a note about a wait that lasts. The next note about the same wait says all
 #: again, with more seconds; one with as many, or fewer, is of the next time that the call waits.
 _WAIT = re.compile(r"(.+? has (?:waited|moved no data for)) (\d+) s\b")
@@ -196,58 +187,6 @@ def _as_shown(text: str) -> str:
     return last or head.rpartition("\r")[2]
 
 
-class _Bar(NamedTuple):
-    name: str
-    total: str
-    percent: int
-    done: float
-    elapsed: str
-
-
-def may_be_bar(text: str) -> bool:
-    # Every bar has one of these marks: looking for them costs next to nothing.
-    return any(mark in text for mark in _MARKS)
-
-
-def _bar(text: str) -> _Bar | None:
-    if not may_be_bar(text):
-        return None
-    text = COLOURS.sub("", text)
-    if found := _TQDM.match(text):
-        name, total, elapsed = found["name"], found["total"], found["elapsed"]
-        return _Bar(name, total, int(found["percent"]), float(found["done"]), elapsed)
-    if found := _KERAS.match(text):
-        done, total = int(found["done"]), int(found["total"])
-        name = " ".join(_METRIC.findall(found["rest"])) if done == total else ""
-        return _Bar(name, f"{total}", 100 * done // max(1, total), done, "")
-    if found := _RICH.match(text):
-        percent = int(found["percent"])
-        return _Bar(found["name"], "", percent, percent, found["elapsed"])
-    return None
-
-
-def name_of(text: str) -> str:
-    """Returns what is the same on all ranks in a line: of a bar its name, else the line itself."""
-    bar = _bar(text)
-    return text if bar is None else f"\0{bar.name}\0{bar.total}"
-
-
-def combined_bar(texts: Sequence[str], ranks: Sequence[int]) -> str:
-    """Returns one line for the ``texts`` of several ranks, bars of the same name."""
-    bars = [bar for bar in map(_bar, texts) if bar is not None]
-    if len(bars) < len(texts) or len(set(texts)) == 1:
-        return texts[0]
-    behind = [(bar.percent, bar.done) for bar in bars]
-    if len(set(behind)) == 1:
-        # All are as far; the one that took longest is as slow as any.
-        return texts[
-            max(range(len(bars)), key=lambda at: (len(bars[at].elapsed), bars[at].elapsed))
-        ]
-    slowest = min(range(len(bars)), key=lambda at: behind[at])
-    mean = sum(bar.percent for bar in bars) / len(bars)
-    return f"{texts[slowest]}  slowest: {ranks[slowest]}, mean {mean:.0f}%"
-
-
 #: The first line of a printed array, tensor, list or dictionary that continues on other lines.
 _VALUE_BEGINS = re.compile(r"\s*[\w.]*[\[({]")
 #: A bracket that is open for more lines than this belongs to no value.
@@ -258,10 +197,10 @@ def merge(lines: Mapping[int, Sequence[Line]]) -> list[Row]:
     """Returns the rows of several ranks' lines.
 
     Every rank's lines stay in their order. A line waits for the ranks that are still to write it,
-    so that the rows do not depend on who was faster. Progress bars of the same name are one line.
+    so that the rows do not depend on who was faster. Lines that a feature folds are one line.
     The lines of a value are folded together or not at all.
     """
-    rows = _merged_bars({rank: _joined(some) for rank, some in lines.items() if some})
+    rows = _merged_and_folded({rank: _joined(some) for rank, some in lines.items() if some})
     return [
         Row(row.ranks, Line(row.line.kind, text))
         for row in rows
@@ -312,16 +251,21 @@ def _lines_of_values(lines: Sequence[Line]) -> dict[int, int]:
     return last
 
 
-def _merged_bars(lines: Mapping[int, Sequence[Line]]) -> list[Row]:
-    if not any(may_be_bar(line.text) for some in lines.values() for line in some):
+def _merged_and_folded(lines: Mapping[int, Sequence[Line]]) -> list[Row]:
+    texts = [line.text for some in lines.values() for line in some]
+    folder = next((one for one in LINE_FOLDERS if any(map(one.may_fold, texts))), None)
+    if folder is None:
         return _merged(lines)
-    named = {rank: [Line(kind, name_of(text)) for kind, text in lines[rank]] for rank in lines}
+    name_of = folder.name_of
+    named = {
+        rank: [Line(kind, name_of(text) or text) for kind, text in lines[rank]] for rank in lines
+    }
     rows = []
     at = dict.fromkeys(lines, 0)
     for ranks, line in _merged(named):
         own = [lines[rank][at[rank]] for rank in ranks]
         if own[0].text is not line.text:
-            line = Line(line.kind, combined_bar([one.text for one in own], ranks))
+            line = Line(line.kind, folder.folded([one.text for one in own], ranks))
         for rank in ranks:
             at[rank] += 1
         rows.append(Row(ranks, line))

@@ -13,8 +13,11 @@ from allranks import features
 ROOT = Path(__file__).parents[2]
 #: Output, errors and unreadable messages of real ranks and notebooks, and all unit tests.
 CORE = (
-    *("tests/faults/test_output.py", "tests/faults/test_unreadable.py"),
-    *(f"tests/unit/{part}" for part in ("cluster", "engine", "magics", "records", "widgets")),
+    *("tests/faults/test_output.py", "tests/faults/test_unreadable.py", "tests/widgets"),
+    *(
+        f"tests/unit/{part}"
+        for part in ("cluster", "collectives", "engine", "magics", "records", "widgets")
+    ),
 )
 
 

@@ -11,7 +11,6 @@ import re
 
 import pytest
 
-from allranks.features.ensemble.view import MemberRow, MemberTable
 from allranks.records.telemetry import Timings
 from allranks.widgets.dashboard import saved_panel
 from allranks.widgets.dashboard.cell_model import CellModel, Logs
@@ -113,27 +112,6 @@ def test_what_json_does_not_know_is_a_gap_and_curves_apart_in_the_last_digit_do_
     state = state_of([(0, 1.0), (1, 1.0)], [(0, 1.0), (1, 1 + 1e-12)])
     assert state["curves"][0]["values"] == state["curves"][1]["values"]
     assert state["apart"] == ["loss"]
-
-
-@pytest.mark.parametrize("count", [500, 2000])
-def test_of_many_members_the_best_stay_with_their_curves(count):
-    numbers, members = random.Random(0), MemberTable()
-    members.metric, members.lower = "loss", True
-    made = CellModel([hello(0)], members)
-    losses = [numbers.random() for _ in range(count)]
-    for number, loss in enumerate(losses):
-        rate = {"rate": numbers.random()}
-        members.put(MemberRow(number, "", "finished", 0, loss, numbers.random(), "", rate))
-        log(made, number, "loss", [(0, 1.0), (1, loss)])
-    members.put(MemberRow(count, "", "failed", 0, None, 0.1, "no", {"rate": 0.5}))
-    state = json.loads(packed(ended(made)[1]["text/html"])[0])
-    rows = state["members"]["rows"]
-    assert len(rows) + state["members"]["missing"] == count + 1
-    assert len(rows) > 200
-    numbers_of_rows = {row["number"] for row in rows}
-    assert numbers_of_rows >= {losses.index(loss) for loss in sorted(losses)[:200]}
-    assert {curve["rank"] for curve in state["curves"]} <= numbers_of_rows
-    assert len(state["curves"]) > 200
 
 
 def test_the_end_of_the_logs_is_kept_with_what_is_standard_error(tmp_path):

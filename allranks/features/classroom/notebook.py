@@ -155,12 +155,13 @@ def waits_of(ranks: Sequence[RankStatus]) -> str:
 
 def _last_panel() -> str:
     """Returns the panel of the last cell that has shown one, below the cell's number."""
-    shell, past = get_ipython(), getattr(cluster.session, "past", None)
-    if shell is None or past is None:
+    shell, session = get_ipython(), cluster.session
+    if shell is None or session is None:
         return ""
     for number in range(shell.execution_count, 0, -1):
         with suppress(UsageError):  # a cell that did not run on ranks
-            shown = [data.get("text/html", "") for data, _ in past.shown(number)]
+            contents = session.hooks.command("shown_by_cell", number)
+            shown = [data.get("text/html", "") for data, _ in contents]
             # Not other HTML: that is output, which is not sent.
             if panels := [*filter(_PANEL.match, shown)]:
                 return "\n".join([f"<p>In[{number}]</p>", *panels])

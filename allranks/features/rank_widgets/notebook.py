@@ -15,8 +15,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from allranks.cluster.features import ClusterContext, NotebookFeature
+from allranks.features.rank_widgets.bars import MODEL, STATES, DrawnBars
 from allranks.records.wire import Output, Record, Widget
-from allranks.widgets.displays import MODEL, STATES, TITLES
+from allranks.widgets.displays import TITLES
 from allranks.widgets.text import NOTEBOOK, RankText, front_end
 
 _TARGET = "jupyter.widget"
@@ -295,6 +296,8 @@ def _forget(name: str) -> None:
 
 class NotebookWidgets(NotebookFeature):
     """Has a proxy in the kernel for each widget of the ranks."""
+
+    display_folders = (DrawnBars,)
 
     def __init__(self) -> None:
         self._proxies = WidgetProxies()

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from allranks import __version__
-from allranks.cluster import script
 from allranks.cluster.cluster import Cluster
+from allranks.command import script
 from allranks.command.main import main
 
 COMMAND = [sys.executable, "-m", "allranks"]

@@ -1,9 +1,14 @@
 """The prompts of a rank, without a notebook."""
 
+import io
+import sys
 import threading
 from types import SimpleNamespace
 
+import pytest
+
 from allranks.features.prompts import rank as prompts
+from allranks.features.prompts.notebook import TerminalField
 from allranks.records.wire import Typed
 from tests.unit.interrupts import HEARD, pressed_at
 
@@ -35,3 +40,12 @@ def test_a_prompt_gets_its_answer_wherever_an_earlier_one_was_interrupted(monkey
         assert found.input("again") == f"answer {found._number}"
         step += 1
     assert step > 10
+
+
+def test_a_prompt_that_nobody_answers_is_a_line_of_its_own(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "stdin", io.StringIO())
+    field = TerminalField()
+    field.ask("ipdb> ", hidden=False)
+    assert capsys.readouterr().out == "ipdb> \n"
+    with pytest.raises(EOFError):
+        field.typed()

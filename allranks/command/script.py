@@ -29,8 +29,8 @@ from allranks.errors import (
     UsageError,
 )
 from allranks.records.ranks import label
-from allranks.records.scripts import Script, ScriptExited
 from allranks.records.wire import Hello, Output
+from allranks.script import Script, ScriptExited
 from allranks.widgets.dashboard.saved_panel import page
 from allranks.widgets.dashboard.view import TerminalDashboard
 

@@ -8,7 +8,7 @@ import pytest
 from IPython.core.interactiveshell import InteractiveShell
 from IPython.core.magics.osm import OSMagics
 
-from allranks.engine.shared_files import take_turns
+from allranks.features.shared_files import take_turns
 
 CYTHON = "Cython.Build.IpythonMagic"
 #: FAKE Cython: its magic loads the library that the first rank compiles.

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import base64
+import json
+import random
 import re
 
 import pytest
@@ -20,6 +22,7 @@ from allranks.widgets.dashboard.cell_model import CellModel, Logs
 from allranks.widgets.dashboard.plot import PlotStyle
 from allranks.widgets.dashboard.tables import Table, seconds_like
 from allranks.widgets.dashboard.view import LivePanel
+from tests.widgets.test_saved_panel import ended, packed
 from tests.widgets.test_stores import hello, log
 
 
@@ -175,3 +178,24 @@ def test_as_many_members_as_there_may_be_are_compared_once_each():
     rows = [row(n, x=Counted(0.5 * n)) for n in range(2000)]
     assert sum(map(len, by(rows, "x").values())) == 2000
     assert Counted.compared < 10 * 2000
+
+
+@pytest.mark.parametrize("count", [500, 2000])
+def test_of_many_members_the_best_stay_with_their_curves(count):
+    numbers, members = random.Random(0), MemberTable()
+    members.metric, members.lower = "loss", True
+    made = CellModel([hello(0)], members)
+    losses = [numbers.random() for _ in range(count)]
+    for number, loss in enumerate(losses):
+        rate = {"rate": numbers.random()}
+        members.put(MemberRow(number, "", "finished", 0, loss, numbers.random(), "", rate))
+        log(made, number, "loss", [(0, 1.0), (1, loss)])
+    members.put(MemberRow(count, "", "failed", 0, None, 0.1, "no", {"rate": 0.5}))
+    state = json.loads(packed(ended(made)[1]["text/html"])[0])
+    rows = state["members"]["rows"]
+    assert len(rows) + state["members"]["missing"] == count + 1
+    assert len(rows) > 200
+    numbers_of_rows = {row["number"] for row in rows}
+    assert numbers_of_rows >= {losses.index(loss) for loss in sorted(losses)[:200]}
+    assert {curve["rank"] for curve in state["curves"]} <= numbers_of_rows
+    assert len(state["curves"]) > 200

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 import allranks
-from allranks.cluster.script import _exit_code
+from allranks.command.script import _exit_code
 from allranks.errors import CellFailed, Report
-from allranks.records.scripts import Script, ScriptExited
+from allranks.script import Script, ScriptExited
 
 SCRIPT = """
 import inspect, os
@@ -75,7 +75,7 @@ import os
 from concurrent.futures import ThreadPoolExecutor
 before = ThreadPoolExecutor(1)
 before.submit(int, 0).result()
-from allranks.records.scripts import Script, ScriptExited
+from allranks.script import Script, ScriptExited
 try:
     Script(["scripts/train.py"])()
 except ScriptExited as end:
@@ -170,7 +170,7 @@ import sys
 from . import helper
 print(sys.argv, sys.path[0], __name__, __package__, __file__, __spec__.name, helper.__name__)
 """
-RUN_MODULE = "import sys; from allranks.records.scripts import Script; Script(sys.argv[1:], True)()"
+RUN_MODULE = "import sys; from allranks.script import Script; Script(sys.argv[1:], True)()"
 
 
 @pytest.mark.usefixtures("_in_a_folder")

@@ -2,7 +2,7 @@
 // and puts it into the notebook, so that it is saved there too.
 
 class Page {
-  /** @param {import("./types").Model} model */
+  /** @param {import("../../widgets/front/types").Model} model */
   constructor(model) {
     this.model = model;
     this.asked = false;
@@ -64,4 +64,4 @@ class Page {
   }
 }
 
-export default { initialize(/** @type {{ model: import("./types").Model }} */ { model }) { new Page(model); } };
+export default { initialize(/** @type {{ model: import("../../widgets/front/types").Model }} */ { model }) { new Page(model); } };

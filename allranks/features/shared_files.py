@@ -18,6 +18,7 @@ from IPython.core.interactiveshell import InteractiveShell
 from IPython.core.magic_arguments import parse_argstring
 from IPython.core.magics.osm import OSMagics
 
+from allranks.engine.features import RankContext, RankFeature
 from allranks.engine.shell_magics import replace_magic
 from allranks.post_import import PostImportHook
 
@@ -102,3 +103,13 @@ def _unless_written(magic: Callable[..., Any]) -> Callable[..., Any]:
         magic(magics, line, cell)
 
     return writefile
+
+
+class SharedFiles(RankFeature):
+    """Has the ranks of a host write files in turns."""
+
+    def started(self, rank: RankContext) -> None:
+        take_turns(rank.shell, rank.config.session_dir)
+
+
+FEATURE = SharedFiles

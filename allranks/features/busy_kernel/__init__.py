@@ -1,0 +1,1 @@
+"""Answers of the notebook's kernel to its front end while a cell runs."""

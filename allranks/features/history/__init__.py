@@ -1,0 +1,1 @@
+"""The cells of a notebook that have ended: drawn again, compared, exported."""

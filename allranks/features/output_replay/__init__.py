@@ -1,0 +1,1 @@
+"""Displays of long cells, kept for pages that are opened later."""

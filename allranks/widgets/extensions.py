@@ -1,0 +1,49 @@
+"""What features add to the views of cells. `allranks.cluster.features.register` fills the lists."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+
+class LineFolder:
+    """Recognises lines of several ranks that are shown as one although their texts differ."""
+
+    def may_fold(self, text: str) -> bool:
+        """Whether a line may be one of those. It is called with every line, so it is quick."""
+        return False
+
+    def name_of(self, text: str) -> str:
+        """Returns what is the same on all ranks in a line; "" if the line is none of those."""
+        return ""
+
+    def folded(self, texts: Sequence[str], ranks: Sequence[int]) -> str:
+        """Returns one line for those of several ranks, which have the same name."""
+        return texts[0]
+
+
+class DisplayFolder:
+    """Folds displays of several ranks of a cell in a notebook; each view makes its own."""
+
+    def fold(self, rank: int, data: dict[str, Any]) -> dict[str, Any]:
+        """Returns a rank's display, or another one in its place."""
+        return data
+
+    def refresh(self) -> None:
+        """Shows what is new; called several times a second, and at the end of the cell."""
+
+
+class DisplayObserver:
+    """Gets all displays of this kernel, as they are shown."""
+
+    def shown(self, name: str, data: dict[str, Any], metadata: dict[str, Any]) -> None:
+        """A display with this id is shown, or has other contents from now on."""
+
+    def refresh(self) -> None:
+        """Called several times a second while a cell shows its output."""
+
+
+#: Those of features. Each list holds for all views of this process.
+LINE_FOLDERS: list[LineFolder] = []
+DISPLAY_FOLDERS: list[Callable[[], DisplayFolder]] = []
+DISPLAY_OBSERVERS: list[DisplayObserver] = []
