@@ -28,6 +28,7 @@ from packaging.version import InvalidVersion, Version
 
 from allranks import port_filter, python_path
 from allranks.cluster import devices
+from allranks.cluster.agents import HostsContext
 from allranks.cluster.features import NotebookHooks
 from allranks.cluster.host_agent import MultiHostAgents, open_sockets
 from allranks.cluster.launchers import registry
@@ -446,7 +447,7 @@ def examine_hosts(on: str, tell: Callable[[str], None]) -> list[Finding]:
 
     wire, config = open_sockets(launcher, size, (), (), (), inbox, NotebookHooks(()), settings={})
     try:
-        agents = MultiHostAgents(launcher, config, wire, deliver)
+        agents = MultiHostAgents(HostsContext(launcher, config, wire, deliver))
         try:
             came = _came(agents, lost, tell, wire.commands_url, inbox)
             return [*came, *_network(agents, inbox)]

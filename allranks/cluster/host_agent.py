@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
 import os
 import secrets
 import shutil
@@ -16,13 +15,20 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from queue import Empty, SimpleQueue
-from types import MappingProxyType
-from typing import IO, Any, Protocol
+from typing import IO, Any
 
 import psutil
 
 from allranks import python_path
 from allranks.cluster import log_folder, session_folder
+from allranks.cluster.agents import (
+    DeliverEvent,
+    HostAgents,
+    HostsContext,
+    NotebookStandIn,
+    StartStandIn,
+    TakenHosts,
+)
 from allranks.cluster.failures import Ended, ending
 from allranks.cluster.features import NotebookHooks
 from allranks.cluster.launchers.addresses import ports
@@ -31,7 +37,7 @@ from allranks.cluster.launchers.launcher import MultiHostLauncher
 from allranks.cluster.launchers.mpiexec import LASTING, LASTING_SETTINGS, LASTING_SETTINGS_ALONE
 from allranks.cluster.launchers.registry import AnyLauncher
 from allranks.cluster.sockets import Inbox, ListeningSockets, RankSockets, closing_if_failed
-from allranks.errors import StartFailed
+from allranks.errors import StartFailed, UsageError
 from allranks.records import limits
 from allranks.records.agent import (
     Admitted,
@@ -150,18 +156,14 @@ def open_sockets(
 
 _TRACKER = "multiprocessing.resource_tracker"
 
-#: Takes a host agent's event and its host, in any thread. On this machine the host is empty.
-DeliverEvent = Callable[[Event, str], None]
 
-
-class HostAgentProcess:
+class HostAgentProcess(HostAgents):
     """A host agent on this machine: a child process whose standard input is its lifeline.
 
     A thread calls ``deliver`` with each event.
     """
 
-    #: How many dead ranks it can replace: MPI starts a new process for each.
-    spares = math.inf
+    pid: int
     #: For commands to the agent, and for its events.
     _input: IO[bytes]
     _lines: IO[bytes]
@@ -200,32 +202,6 @@ class HostAgentProcess:
         self._input, self._lines = self._process.stdin, self._process.stdout
         self.pid = self._process.pid
 
-    # What is asked of several hosts only: this one is there.
-
-    starts_again = False
-    record: Mapping[str, Any] = MappingProxyType({})
-
-    def begin(self) -> str:
-        return ""
-
-    def blocked(self) -> str:
-        return ""
-
-    def where(self, missing: Iterable[int]) -> str:
-        return ""
-
-    def why_ended(self) -> str:
-        return ""
-
-    def seat_spares(self, dead: Sequence[int]) -> str:
-        return ""
-
-    def repeat_seats(self) -> None:
-        pass
-
-    def note(self, record: dict[str, Any]) -> None:
-        pass
-
     def listen(self, deliver: DeliverEvent) -> None:
         """Delivers the agent's events from now on, in a thread."""
         self._thread = threading.Thread(
@@ -242,12 +218,10 @@ class HostAgentProcess:
             self._input.flush()
 
     def let_go(self) -> None:
-        """Leaves the ranks, which stay, to another notebook."""
         with suppress(BrokenPipeError):
             self._input.close()
 
     def stop(self) -> None:
-        """Ends every process of the cluster; returns when they have ended."""
         self.say(Stop())
         self._thread.join(limits.STOP_SECONDS)  # it ends after the agent
         if self._thread.is_alive():
@@ -468,56 +442,16 @@ _STATE = (
 )
 
 
-class NotebookStandIn(Protocol):
-    """A process that has the hosts from the end of this notebook until another one comes.
-
-    A feature may have one, and then hears the hosts' events, with the lock of `MultiHostAgents`.
-    """
-
-    def save(self, state: dict[str, Any]) -> None:
-        """Stores what the next notebook has to know."""
-
-    def event_came(self, event: Event, host: str) -> None:
-        """A host has sent an event."""
-
-    def release(self) -> None:
-        """Lets it have the hosts: this notebook leaves the ranks."""
-
-    def stop(self) -> None:
-        """Ends it: the ranks have ended."""
-
-
-@dataclasses.dataclass(frozen=True)
-class TakenHosts:
-    """Hosts of another notebook: what it knew of them, the lines of the events since it has ended,
-    each with its host, and for how many seconds each host has been ``silent``.
-    """
-
-    stand_in: NotebookStandIn
-    state: dict[str, Any]
-    news: Sequence[tuple[str, str]]
-    silent: Mapping[str, float]
-
-
-class MultiHostAgents:
+class MultiHostAgents(HostAgents):
     """The host agents of several hosts, started by one job of the launcher.
 
     The first host's agent runs mpiexec; through the agent it asks the notebook to run commands on
     the other hosts. So no host has to be able to log in to another.
     """
 
-    def __init__(
-        self,
-        launcher: MultiHostLauncher,
-        config: HostAgentConfig,
-        wire: RankSockets,
-        deliver: DeliverEvent,
-        taken: TakenHosts | None = None,
-    ) -> None:
-        self._launcher = launcher
-        self._config = config
-        self.wire = wire
-        self.deliver = deliver
+    def __init__(self, context: HostsContext) -> None:
+        self._launcher, self._config = context.launcher, context.config
+        self.wire, self.deliver = context.wire, context.deliver
         self._hosts: Sequence[Host] = ()
         self._expected: Sequence[Host] = ()
         self._host_of: dict[int, str] = {}
@@ -533,7 +467,7 @@ class MultiHostAgents:
         self._hosts_lock = threading.RLock()
         self._all_ended: SimpleQueue[None] = SimpleQueue()
         self._stopping = False
-        self._held = HeldEnds(deliver, config.can_replace)
+        self._held = HeldEnds(self.deliver, self._config.can_replace)
         self._spares = 0
         self._seats: list[int] = []
         #: The spare processes of each host, by their numbers among the launcher's processes.
@@ -549,10 +483,7 @@ class MultiHostAgents:
         self._moving: set[str] = set()
         #: The name of the last relocation. A host's answer to an earlier one may come after it.
         self._relocation = ""
-        #: Whether ranks are started again, and do not have their variables yet.
-        self.starts_again = False
-        #: What the next notebook needs to go on with this one's recovery.
-        self.record: Mapping[str, Any] = {}
+        self.record = {}
         self._began = 0.0
         self._test: NetworkTest | None = None
         #: For the next notebook: the ranks that have died, and where its clients connect.
@@ -562,18 +493,18 @@ class MultiHostAgents:
         self._replaced: dict[int, int] = {}
         self._told: dict[str, Event] = {}
         self.stand_in: NotebookStandIn | None = None
+        wire = self.wire
         wire.deliver_host = self._handle
-        if taken is not None:
-            self._take_over(taken)
+        if context.taken is not None:
+            self._take_over(context.taken)
             return
         # The job is started last: its hosts may connect at once.
         invitation = Invitation(
             wire.commands_url, wire.events_url, wire.key, lease_seconds=wire.lease_seconds
         )
-        self.job = launcher.run(invitation, config.log_dir, self._host_ended)
+        self.job = self._launcher.run(invitation, self._config.log_dir, self._host_ended)
 
     def begin(self) -> str:
-        """Starts the ranks once every host is there; until then returns the reason of the wait."""
         if self._hosts:
             return ""
         hosts = self._expected = self.job.hosts()
@@ -617,20 +548,14 @@ class MultiHostAgents:
         return sorted(rank for rank, name in self._host_of.items() if name == host)
 
     def hosts(self) -> dict[str, list[int]]:
-        """Returns the ranks of each host."""
         return {host.name: self.ranks_of(host.name) for host in self._hosts}
 
     def why_ended(self) -> str:
-        """Returns why the launcher's job has ended, or ""."""
         return self.job.why_ended()
 
     def relocate(
         self, decided: Callable[[dict[str, list[int]]], object] = lambda hosts: None
     ) -> bool:
-        """Makes the hosts that are left start all ranks again, also those of lost hosts: each on
-        the host that stores a copy of what it has kept. Returns whether a host is left.
-        ``decided`` is called with the ranks of each host, before the hosts hear of it.
-        """
         old = [self._host_of[rank] for rank in range(self._config.size)]
         holders = copy_holders(tuple(old))
         places: dict[str, list[int]] = {
@@ -662,38 +587,34 @@ class MultiHostAgents:
             self.wire.command(each.name, "again", self._config_of(each).to_json())
         return True
 
-    def why_not_left(self) -> str:
-        """Returns why the ranks end with this notebook in any case; "" if they need not."""
-        if self.job.outlives():
-            return ""
-        return (
-            "expected ranks on this machine, or on hosts that ssh or another command reaches, "
-            f"found --on {self._launcher.typed}: these ranks end with the notebook. "
-            "Keep it open, or keep their values: %distributed pull NAME"
-        )
-
-    def outlive_notebook(self, stand_in: NotebookStandIn, command: Command) -> None:
-        """Lets the hosts wait for the process that takes this notebook's place when it ends.
-
-        Their agents get a command of the feature.
-        """
-        self.stand_in = stand_in
+    def outlive_notebook(self, start: StartStandIn, command: Command) -> bool:
+        if self.stand_in is not None:
+            return False
+        if not self.job.outlives():
+            raise UsageError(
+                "expected ranks on this machine, or on hosts that ssh or another command reaches, "
+                f"found --on {self._launcher.typed}: these ranks end with the notebook. "
+                "Keep it open, or keep their values: %distributed pull NAME"
+            )
+        self.stand_in = start(self.wire, self.deliver)
         self._save()
         for host in self._hosts:
             self.wire.command(host.name, "stay", to_line(command).decode())
+        return True
 
     def lose_stand_in(self) -> None:
-        """That process has ended."""
         with self._hosts_lock:
             self.stand_in = None
 
+    def say_stay(self, command: Command) -> None:
+        if self.stand_in is not None:
+            self.stand_in.say(command)
+
     def note(self, record: dict[str, Any]) -> None:
-        """Saves what the next notebook needs to go on with this one's recovery."""
         self.record = record
         self._save()
 
     def let_go(self) -> None:
-        """Leaves the ranks, which stay, to another notebook."""
         self._stopping = True
         assert self.stand_in is not None
         self.stand_in.release()
@@ -769,7 +690,6 @@ class MultiHostAgents:
         return self._test
 
     def blocked(self) -> str:
-        """Returns which hosts cannot connect to each other, once ranks have been waited for."""
         if not self._hosts or time.monotonic() < self._began + limits.PORT_TEST_AFTER_SECONDS:
             return ""
         problems = self.test_network().problems()
@@ -801,7 +721,6 @@ class MultiHostAgents:
         )
 
     def where(self, missing: Iterable[int]) -> str:
-        """Returns on which hosts these ranks did not come up, and which hosts sent nothing."""
         if self._host_of:
             on = list(dict.fromkeys(self._host_of[rank] for rank in sorted(missing)))
         else:
@@ -817,7 +736,6 @@ class MultiHostAgents:
         return said
 
     def say(self, command: Command) -> None:
-        """Sends a command to the agents of all hosts, or the first one's for `Clients`."""
         for host in self._hosts[:1] if isinstance(command, Clients) else self._hosts:
             self._say(host.name, command)
         if isinstance(command, RanksUp):
@@ -829,9 +747,7 @@ class MultiHostAgents:
             self._save()
 
     def seat_spares(self, dead: Sequence[int]) -> str:
-        """Has spare processes take the places of dead ranks, if possible on the same host. All
-        other spare processes take part in it. Returns why there are too few, or "".
-        """
+        # If possible on the same host; all other spare processes take part in it.
         with self._hosts_lock:  # the wire's thread notes deaths
             problem = self._choose_spares(dead)
         if not problem:
@@ -839,7 +755,6 @@ class MultiHostAgents:
         return problem
 
     def repeat_seats(self) -> None:
-        """Sends the seats of the last notebook again, of which some hosts may not have heard."""
         if self._may_miss_seats:
             self._send_seats()
 
@@ -850,7 +765,7 @@ class MultiHostAgents:
 
     @property
     def spares(self) -> int:
-        """How many dead ranks it can replace: each by a process that waits."""
+        # Each by a process that waits.
         with self._hosts_lock:
             return sum(map(len, self._spares_on.values()))
 
@@ -886,9 +801,7 @@ class MultiHostAgents:
         self.wire.command(host, "say", to_line(command).decode())
 
     def stop(self) -> None:
-        """Ends every process of the cluster, and waits for those on reachable hosts. A host that is
-        cut off ends its own.
-        """
+        # Not those of a host that is cut off, which ends its own.
         with self._hosts_lock:
             self._stopping = True
             there = set(self.addresses) - self._ended_hosts

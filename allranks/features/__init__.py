@@ -36,6 +36,7 @@ BUILT_IN: tuple[str, ...] = (
     "ipyparallel",
     "prompts",
     "rank_widgets",
+    "hosts",
     "attach",  # before those that ask the ranks after a cell, which an interrupt may end
     "profile",
     "verdict",

@@ -72,8 +72,9 @@ class Stage:
         # Not before: a simulation replaces modules that these import.
         from allranks.cluster import features
         from allranks.features.heal.notebook import NotebookHeal
+        from allranks.features.hosts.notebook import NotebookHosts
 
-        features.register([NotebookHeal])
+        features.register([NotebookHeal, NotebookHosts])
         self._seen: list[tuple[int, str]] = []
 
     def record(self, event: Any) -> None:
