@@ -437,7 +437,7 @@ class RealStage(Stage):
                 line = " ".join(each.cmdline())
                 log = os.path.basename(os.readlink(f"/proc/{each.pid}/fd/2"))
                 programs = {
-                    "relay": line.endswith("allranks.engine.host.relay") and "sh -c" not in line,
+                    "relay": line.endswith("allranks.relay") and "sh -c" not in line,
                     "agent": line.endswith("-m allranks.agent") and log.startswith("host-agent"),
                     # mpiexec runs as this program.
                     "mpiexec": os.path.basename(line.partition(" ")[0]) == "prterun",

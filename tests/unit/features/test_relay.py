@@ -19,7 +19,7 @@ from allranks.cluster.host_agent import MultiHostAgents
 from allranks.cluster.launchers.addresses import ANY_PORTS, LOOPBACK
 from allranks.cluster.launchers.job import RELAY
 from allranks.cluster.sockets import EventQueue, ListeningSockets, RankSockets
-from allranks.engine.host.relay import main as run_relay
+from allranks.features.hosts.relay import main as run_relay
 from allranks.records.config import EVERY_GPU, HostAgentConfig, Invitation
 from tests.kernel import wait_until
 
