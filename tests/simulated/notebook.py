@@ -18,7 +18,7 @@ from tests.simulated.kernel import File, Source
 
 # After `production`, which has them imported into the simulation.
 from allranks.cluster import cluster as cluster_module  # isort: skip
-from allranks.cluster import doctor, failures, features  # isort: skip
+from allranks.cluster import failures, features  # isort: skip
 from allranks.features.ensemble.grid import Options  # isort: skip
 from allranks.features.ensemble.member import Member  # isort: skip
 from allranks.features.ensemble.runner import EnsembleRunner  # isort: skip
@@ -26,6 +26,7 @@ from allranks.features.ensemble.runs import Runs  # isort: skip
 from allranks.errors import AllranksError, CellFailed, UsageError  # isort: skip
 from allranks.features.attach import ownership, sessions, sharing  # isort: skip
 from allranks.features.heal.notebook import NotebookHeal  # isort: skip
+from allranks.features.hosts import doctor  # isort: skip
 from allranks.features.hosts.notebook import NotebookHosts  # isort: skip
 from allranks.records import wire  # isort: skip
 

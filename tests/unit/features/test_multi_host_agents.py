@@ -10,9 +10,10 @@ import pytest
 
 from allranks.cluster.agents import HostsContext, TakenHosts
 from allranks.cluster.failures import ProcessExit, describe_exits
-from allranks.cluster.host_agent import MultiHostAgents, NetworkTest
 from allranks.cluster.launchers.command import SshLauncher
 from allranks.cluster.launchers.job import Host
+from allranks.features.hosts.agents import MultiHostAgents
+from allranks.features.hosts.network_test import NetworkTest
 from allranks.records.agent import (
     Event,
     Exit,

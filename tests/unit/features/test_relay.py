@@ -15,10 +15,10 @@ import pytest
 
 from allranks.cluster.agents import HostsContext
 from allranks.cluster.features import NotebookHooks
-from allranks.cluster.host_agent import MultiHostAgents
 from allranks.cluster.launchers.addresses import ANY_PORTS, LOOPBACK
 from allranks.cluster.launchers.job import RELAY
 from allranks.cluster.sockets import EventQueue, ListeningSockets, RankSockets
+from allranks.features.hosts.agents import MultiHostAgents
 from allranks.features.hosts.relay import main as run_relay
 from allranks.records.config import EVERY_GPU, HostAgentConfig, Invitation
 from tests.kernel import wait_until
