@@ -6,7 +6,8 @@ hooks are called in this order:
 
 0. ``loaded``, of the class: the extension has been loaded in a shell; ``unloaded``, after all else.
 1. ``started``, when the connection is open and before the first rank has come; again after each
-   restart, and when the notebook gets ranks that another one has started.
+   restart, and when the notebook gets ranks that another one has started. Then ``host_agents``, if
+   they are on several hosts.
 2. ``cell_started``, before the cell is sent to its ranks. ``cell`` is set from here on. Or
    ``ranks_reserved``, before a feature reserves all ranks for its own cells.
 3. While ranks run: ``message_arriving``, in the thread that receives, with the records of
