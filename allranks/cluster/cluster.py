@@ -98,6 +98,8 @@ class Cluster:
                 "settings": dict(settings),
             },
         )
+        if isinstance(self.launcher, MultiHostLauncher):
+            self.cells.hooks.check_hosts(self.launcher.typed)
         self.show_output = show_output
         """For programs that show cells themselves."""
         self.roster = self.cells.roster

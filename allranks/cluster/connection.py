@@ -17,11 +17,12 @@ from functools import partial
 from typing import Any, Protocol
 
 from allranks.cluster import failures, held_cells
+from allranks.cluster.agents import DeliverEvent, HostAgents, HostsContext, TakenHosts
 from allranks.cluster.driver import AnswersSoFar, Driver
 from allranks.cluster.failures import CellRecord, ProcessExit
 from allranks.cluster.features import ClusterContext, NotebookFeature, NotebookHooks
 from allranks.cluster.function_sources import with_sources
-from allranks.cluster.host_agent import HostAgentProcess, MultiHostAgents, open_sockets
+from allranks.cluster.host_agent import HostAgentProcess, open_sockets
 from allranks.cluster.launchers.launcher import MultiHostLauncher
 from allranks.cluster.launchers.registry import AnyLauncher
 from allranks.cluster.session_folder import name_session_folder
@@ -65,8 +66,6 @@ _ASK_SECONDS = 30.0
 _STATUS_SECONDS = 1.0
 _SLOW_CLIENT_SECONDS = 2.0
 _POLL_SECONDS = 0.1
-
-AnyAgent = HostAgentProcess | MultiHostAgents
 
 
 class Shown(Protocol):
@@ -145,7 +144,7 @@ class Connection:
         self.send = self._wire.send
         self.log_dir = self.config.log_dir
         #: None or one; a list, because the finalizer must not refer to the connection.
-        self._agents: list[AnyAgent] = []
+        self._agents: list[HostAgents] = []
         with closing_if_failed(self._wire):
             self.hooks.started(
                 ClusterContext(
@@ -189,7 +188,7 @@ class Connection:
             return wire, config, name_session_folder()
         return wire, config, config.session_dir
 
-    def launch(self) -> AnyAgent:
+    def launch(self) -> HostAgents:
         """Starts the host agents, which start the ranks; nothing of them is left if that fails."""
         try:
             # An interrupt waits until the job, for example, is known and can be cancelled.
@@ -251,29 +250,29 @@ class Connection:
         return not unreached
 
     @property
-    def agent(self) -> AnyAgent:
+    def agent(self) -> HostAgents:
         """What starts the ranks, once it runs."""
         (agent,) = self._agents
         return agent
 
-    def _agent_listener(self) -> Callable[[AgentEvent, str], None]:
+    def _agent_listener(self) -> DeliverEvent:
         driver, wire, hooks = self.driver, self._wire, self.hooks
         listeners, agents = self.listeners, self._agents
 
         def deliver(event: AgentEvent, host: str) -> None:
             if not isinstance(event, Registered):  # this concerns features alone
                 wire.post(partial(driver.put, FromHostAgent(event, host)))
-            pids = (each.pid for each in agents if isinstance(each, HostAgentProcess))
+            pids = (each.pid for each in agents)
             hooks.call_each(listeners, event, next(pids, None))
 
         return deliver
 
-    def _start_agent(self) -> AnyAgent:
+    def _start_agent(self) -> HostAgents:
         deliver = self._agent_listener()
-        made: AnyAgent
+        made: HostAgents
         try:
             if isinstance(self._launcher, MultiHostLauncher):
-                made = MultiHostAgents(self._launcher, self.config, self._wire, deliver)
+                made = self._agents_of_hosts(deliver)
             else:
                 self._wire.start()  # it listens once the agent has made the folder
                 made = HostAgentProcess(self.config, deliver)
@@ -290,6 +289,13 @@ class Connection:
             ) from error
         self._agents.append(made)
         return made
+
+    def _agents_of_hosts(
+        self, deliver: DeliverEvent, taken: TakenHosts | None = None
+    ) -> HostAgents:
+        assert isinstance(self._launcher, MultiHostLauncher)
+        hosts = HostsContext(self._launcher, self.config, self._wire, deliver, taken)
+        return self.hooks.host_agents(hosts)
 
     def _start_problem(self) -> str:
         # Other exits, and the launcher's lines, come just after the first exit.
@@ -792,7 +798,7 @@ def _post(wire: RankSockets, hooks: NotebookHooks, call: Callable[[], object]) -
     return wire.post(partial(hooks.call_each, (call,)))
 
 
-def _start_controller(agents: list[AnyAgent]) -> None:
+def _start_controller(agents: list[HostAgents]) -> None:
     for agent in agents:
         agent.say(Clients())
 
@@ -811,7 +817,7 @@ def _end_anywhere(*held: Any) -> None:
 
 def _end(
     of_features: ExitStack,
-    agents: list[AnyAgent],
+    agents: list[HostAgents],
     wire: RankSockets,
     session_dir: str,
 ) -> None:

@@ -6,7 +6,8 @@ hooks are called in this order:
 
 0. ``loaded``, of the class: the extension has been loaded in a shell; ``unloaded``, after all else.
 1. ``started``, when the connection is open and before the first rank has come; again after each
-   restart, and when the notebook gets ranks that another one has started.
+   restart, and when the notebook gets ranks that another one has started. Then ``host_agents``, if
+   they are on several hosts.
 2. ``cell_started``, before the cell is sent to its ranks. ``cell`` is set from here on. Or
    ``ranks_reserved``, before a feature reserves all ranks for its own cells.
 3. While ranks run: ``message_arriving``, in the thread that receives, with the records of
@@ -36,6 +37,7 @@ from itertools import count
 from queue import Empty, SimpleQueue
 from typing import Any
 
+from allranks.cluster.agents import HostAgents, HostsContext
 from allranks.cluster.options import (
     CELL_OPTIONS,
     LINE_COMMANDS,
@@ -283,6 +285,13 @@ class NotebookFeature:
         """The notebook ends its ranks; returns a line if the feature has ended others."""
         return ""
 
+    def host_agents(self, hosts: HostsContext) -> HostAgents:
+        """Returns the agents of several hosts, which start the ranks or have them.
+
+        The first feature that has this hook is asked; what it raises fails the start.
+        """
+        raise NotImplementedError
+
     def command(self, name: str, *arguments: Any) -> Any:
         """Runs one of the ``commands``.
 
@@ -486,6 +495,19 @@ class NotebookHooks(Hooks[NotebookFeature]):
 
     def ended(self) -> list[str]:
         return [text for text in self.call(NotebookFeature.ended) if text]
+
+    def check_hosts(self, typed: str) -> None:
+        """Raises UsageError if no feature starts ranks on several hosts, as ``--on`` asks."""
+        if not self.of(NotebookFeature.host_agents):
+            raise UsageError(
+                f"expected a feature that starts ranks on several hosts, for --on {typed}, found "
+                "none: a part of allranks was removed. Install it again, or start the ranks on "
+                "this machine: --on local"
+            )
+
+    def host_agents(self, hosts: HostsContext) -> HostAgents:
+        self.check_hosts(hosts.launcher.typed)
+        return self.of(NotebookFeature.host_agents)[0](hosts)
 
     def panel_buttons(self) -> Buttons:
         return {

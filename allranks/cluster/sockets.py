@@ -1,8 +1,8 @@
 """The sockets between the notebook and its ranks, and the queue of what comes from them.
 
 Ranks on this machine connect to sockets in their session's folder, which only this user may enter.
-The ranks of another host are reached through that host's relay (`allranks.engine.host.relay`):
-these connections are encrypted with a key pair made for this cluster. Only the relays get its
+The ranks of another host are reached through that host's relay (`allranks.relay`): these
+connections are encrypted with a key pair made for this cluster. Only the relays get its
 public key, so it serves as the shared secret.
 """
 

@@ -18,6 +18,7 @@ from typing import NoReturn
 
 import allranks
 from allranks.cluster import devices, doctor, launchers
+from allranks.cluster.features import NotebookHooks
 from allranks.cluster.options import ClusterOptions
 from allranks.command import agents, export, gpu_report, labs, script
 from allranks.errors import AllranksError, UsageError
@@ -142,7 +143,10 @@ def _doctor(typed: argparse.Namespace) -> int:
         found = doctor.examine()
     else:
         tell = partial(print, file=sys.stderr, flush=True)
-        found = doctor.examine_hosts(shlex.join(typed.behind), tell)
+        load_features()
+        hooks, on = NotebookHooks(), shlex.join(typed.behind)
+        hooks.check_hosts(on)
+        found = hooks.command("examine_hosts", on, tell)
     if typed.json:
         sys.stdout.write(json.dumps([one._asdict() for one in found], indent=2) + "\n")
     else:

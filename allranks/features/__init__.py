@@ -12,8 +12,8 @@ Each module sets ``FEATURE`` to a subclass of `allranks.engine.host.features.Hos
 distributions add features by the entry point ``allranks.features``, whose value is a package or
 module made in the same way.
 
-Only `allranks.agent`, `allranks.notebook`, `allranks.px` and ``allranks.run`` import this package;
-the core does not.
+Only `allranks.agent`, `allranks.notebook`, `allranks.px`, `allranks.relay` and ``allranks.run``
+import this package; the core does not.
 Standard library only.
 """
 
@@ -38,6 +38,7 @@ BUILT_IN: tuple[str, ...] = (
     "prompts",
     "rank_widgets",
     "output_replay",
+    "hosts",
     "attach",  # before those that ask the ranks after a cell, which an interrupt may end
     "profile",
     "verdict",

@@ -13,12 +13,14 @@ import pytest
 
 from allranks import Cluster
 from allranks.cluster.connection import Connection
+from allranks.cluster.features import NotebookHooks
 from allranks.cluster.launchers import batch, pbs_lsf, slurm
 from allranks.cluster.launchers.batch import BatchJob
 from allranks.cluster.launchers.job import Host
 from allranks.cluster.launchers.launcher import MultiHostLauncher
 from allranks.cluster.state import ClusterState
 from allranks.errors import StartFailed, UsageError
+from allranks.features.hosts.notebook import NotebookHosts
 from allranks.records import limits
 from allranks.records.config import Invitation
 from tests.kernel import wait_until
@@ -241,7 +243,7 @@ class Nowhere(MultiHostLauncher):
 @pytest.fixture
 def nowhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Connection:
     monkeypatch.setenv("ALLRANKS_LOG_DIR", str(tmp_path))
-    return Connection(ClusterState(4), (), Nowhere(), (), {})
+    return Connection(ClusterState(4), (), Nowhere(), (), {}, NotebookHooks((NotebookHosts,)))
 
 
 def test_a_start_that_takes_too_long_names_the_hosts_that_nothing_was_heard_of(

@@ -56,7 +56,7 @@ def state(number: str) -> str:
 def cancel(number: str) -> None:
     # What the job runs on its hosts is told to end.
     for host in HOSTS if state(number) == "runs" else ():
-        subprocess.run(["ssh", "-T", host, "pkill", "-f", "allranks.engine.host.relay"])
+        subprocess.run(["ssh", "-T", host, "pkill", "-f", "allranks.relay"])
     with suppress(ProcessLookupError):
         os.kill(int((HERE / f"job-{number}").read_text()), signal.SIGTERM)
 

@@ -72,8 +72,9 @@ class Stage:
         # Not before: a simulation replaces modules that these import.
         from allranks.cluster import features
         from allranks.features.heal.notebook import NotebookHeal
+        from allranks.features.hosts.notebook import NotebookHosts
 
-        features.register([NotebookHeal])
+        features.register([NotebookHeal, NotebookHosts])
         self._seen: list[tuple[int, str]] = []
 
     def record(self, event: Any) -> None:
@@ -436,7 +437,7 @@ class RealStage(Stage):
                 line = " ".join(each.cmdline())
                 log = os.path.basename(os.readlink(f"/proc/{each.pid}/fd/2"))
                 programs = {
-                    "relay": line.endswith("allranks.engine.host.relay") and "sh -c" not in line,
+                    "relay": line.endswith("allranks.relay") and "sh -c" not in line,
                     "agent": line.endswith("-m allranks.agent") and log.startswith("host-agent"),
                     # mpiexec runs as this program.
                     "mpiexec": os.path.basename(line.partition(" ")[0]) == "prterun",

@@ -18,7 +18,7 @@ from tests.simulated.kernel import File, Source
 
 # After `production`, which has them imported into the simulation.
 from allranks.cluster import cluster as cluster_module  # isort: skip
-from allranks.cluster import doctor, failures, features  # isort: skip
+from allranks.cluster import failures, features  # isort: skip
 from allranks.features.ensemble.grid import Options  # isort: skip
 from allranks.features.ensemble.member import Member  # isort: skip
 from allranks.features.ensemble.runner import EnsembleRunner  # isort: skip
@@ -26,12 +26,14 @@ from allranks.features.ensemble.runs import Runs  # isort: skip
 from allranks.errors import AllranksError, CellFailed, UsageError  # isort: skip
 from allranks.features.attach import ownership, sessions, sharing  # isort: skip
 from allranks.features.heal.notebook import NotebookHeal  # isort: skip
+from allranks.features.hosts import doctor  # isort: skip
+from allranks.features.hosts.notebook import NotebookHosts  # isort: skip
 from allranks.records import wire  # isort: skip
 
 #: In virtual seconds: how long each may take at most, whatever happens.
 START_SECONDS, CELL_SECONDS, STOP_SECONDS, STAY_SECONDS = 140.0, 260.0, 20.0, 120.0
 ATTACH_SECONDS, FOLLOW_SECONDS, DOCTOR_SECONDS = 75.0, 260.0, 90.0
-features.register([ownership.Ownership, NotebookHeal])
+features.register([ownership.Ownership, NotebookHeal, NotebookHosts])
 _SAYS_LOST = re.compile("no variables|without variables|lost|was killed|were killed")
 
 

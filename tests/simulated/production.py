@@ -109,9 +109,10 @@ from allranks.cluster import (  # noqa: E402
 from allranks.cluster.launchers import job  # noqa: E402
 from allranks.cluster.launchers import launcher as launchers  # noqa: E402
 from allranks.engine import processes  # noqa: E402
-from allranks.engine.host import features, host_agent, port_test, relay  # noqa: E402
+from allranks.engine.host import features, host_agent  # noqa: E402
 from allranks.features.attach import attachment, caretaker, ownership  # noqa: E402
 from allranks.features.attach.host import HostAttach  # noqa: E402
+from allranks.features.hosts import port_test, relay  # noqa: E402
 
 
 class _Clients(features.HostFeature):

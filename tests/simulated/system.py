@@ -696,6 +696,7 @@ _SIMULATED = (
     "allranks.features.attach",
     "allranks.features.ensemble.runner",
     "allranks.features.ensemble.slots",
+    "allranks.features.hosts",
     "allranks.python_path",
     "allranks.records",
 )

@@ -36,8 +36,6 @@ from allranks.cluster.options import ClusterOptions
 from allranks.cluster.sockets import EventQueue, FromRank, ListeningSockets, RankSockets
 from allranks.command import agents
 from allranks.engine.host.events import NotebookSaid, Terminated
-from allranks.engine.host.relay import received
-from allranks.engine.host.relay_state import Begun, RanksRead, RelayState, ToAgent, ToNotebook
 from allranks.errors import UsageError, WireError
 from allranks.features.attach.attachment import Attachment
 from allranks.features.attach.caretaker_state import (
@@ -51,6 +49,8 @@ from allranks.features.attach.caretaker_state import (
 from allranks.features.attach.records import WATCHERS_DOOR, CaretakerConfig, Keep, Running
 from allranks.features.attach.sharing import WatcherFeed, unpack
 from allranks.features.classroom import board, door, hub_service, states
+from allranks.features.hosts.relay import received
+from allranks.features.hosts.relay_state import Begun, RanksRead, RelayState, ToAgent, ToNotebook
 from allranks.features.toolbar import notebook as toolbar
 from allranks.records.agent import End, read_command, to_line
 from allranks.records.config import NOTEBOOKS_DOOR, HostAgentConfig

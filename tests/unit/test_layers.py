@@ -46,6 +46,14 @@ def test_importing_allranks_imports_nothing_heavy():
     assert "jax" not in loaded_by("import allranks.collectives")
 
 
+def test_the_modules_for_several_hosts_are_imported_only_for_these():
+    names = "print(*(name for name in sys.modules if name.startswith('allranks.features.hosts')))"
+    source = f"import sys, allranks; allranks.Cluster(2); {names}"
+    answer = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True)
+    side = "allranks.features.hosts"
+    assert set(answer.stdout.split()) == {side, f"{side}.notebook"}, answer.stderr
+
+
 def test_a_script_that_starts_ranks_keeps_what_its_name_horovod_means():
     source = "import sys, allranks; allranks.Cluster; print('allranks.horovod' in sys.modules)"
     answer = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True)

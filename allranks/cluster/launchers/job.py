@@ -23,7 +23,7 @@ Tell = Callable[[str, str], None]
 """Called, in any thread, with a host and why the command has ended there."""
 _SHOWN_LINES = 5
 
-RELAY = (sys.executable, "-P", "-m", "allranks.engine.host.relay")
+RELAY = (sys.executable, "-P", "-m", "allranks.relay")
 """The command that runs once on every host. The same Python is there at the same path."""
 
 

@@ -7,11 +7,12 @@ from contextlib import suppress
 from queue import Empty, SimpleQueue
 from typing import Any
 
-from allranks.cluster.host_agent import DeliverEvent, HostAgentProcess, MultiHostAgents
-from allranks.errors import UsageError
+from allranks.cluster.agents import DeliverEvent, HostAgents
+from allranks.cluster.host_agent import HostAgentProcess
+from allranks.cluster.sockets import RankSockets
 from allranks.features.attach.records import CaretakerConfig, HostRuns, Keep, Ready, Running, Stay
 from allranks.records import limits
-from allranks.records.agent import AgentExit, Event
+from allranks.records.agent import AgentExit, Command, Event
 from allranks.records.config import HostAgentConfig
 
 #: For the host agents; the caretaker decides how long the ranks stay.
@@ -52,6 +53,9 @@ class CaretakerStandIn:
         if isinstance(event, Running):
             self.process.say(HostRuns(host, event.cell))
 
+    def say(self, command: Command) -> None:
+        self.process.say(command)
+
     def release(self) -> None:
         # Their ranks are idle, which the hosts may not have reported yet.
         for host in self._hosts:
@@ -62,35 +66,37 @@ class CaretakerStandIn:
         self.process.stop()
 
 
-def take_care(agents: MultiHostAgents, folder: str, config: HostAgentConfig) -> None:
-    """Starts the caretaker, with which the ranks of several hosts can stay when this notebook ends.
+def take_care(agents: HostAgents, folder: str, config: HostAgentConfig) -> None:
+    """Starts the caretaker where the ranks need it to stay when this notebook ends: on several
+    hosts.
 
     Raises UsageError if the launcher's job would end with the notebook.
     """
-    if agents.stand_in is not None:
-        return
-    if why := agents.why_not_left():
-        raise UsageError(why)
-    listening = agents.wire.listening
     came: SimpleQueue[Event] = SimpleQueue()
-    assert listening is not None
-    care = CaretakerConfig(
-        folder=folder,
-        ranks=dataclasses.asdict(config),
-        key=listening.key,
-        secret_key=listening.secret_key,
-        lease_seconds=agents.wire.lease_seconds,
-        listening=(listening.commands, listening.events),
-    )
 
-    def deliver(event: Event, host: str) -> None:
-        came.put(event)
-        if not isinstance(event, Ready | AgentExit):
-            agents.deliver(event, host)
+    def start(wire: RankSockets, deliver: DeliverEvent) -> CaretakerStandIn:
+        listening = wire.listening
+        assert listening is not None
+        care = CaretakerConfig(
+            folder=folder,
+            ranks=dataclasses.asdict(config),
+            key=listening.key,
+            secret_key=listening.secret_key,
+            lease_seconds=wire.lease_seconds,
+            listening=(listening.commands, listening.events),
+        )
 
-    process = CaretakerProcess(config, care, deliver)
-    # First: an interrupt of the wait must not leave relays that end with this notebook.
-    agents.outlive_notebook(CaretakerStandIn(process), _STAY)
+        def came_of(event: Event, host: str) -> None:
+            came.put(event)
+            if not isinstance(event, Ready | AgentExit):
+                deliver(event, host)
+
+        return CaretakerStandIn(CaretakerProcess(config, care, came_of))
+
+    # It asks the hosts at once: an interrupt of the wait must not leave relays that end with this
+    # notebook.
+    if not agents.outlive_notebook(start, _STAY):
+        return
     with suppress(Empty):
         if isinstance(came.get(timeout=limits.CARETAKER_SECONDS), AgentExit):
             agents.lose_stand_in()  # its log says why

@@ -13,8 +13,6 @@ from typing import Any
 from allranks.cluster.connection import Connection
 from allranks.cluster.driver import AnswersSoFar
 from allranks.cluster.failures import ProcessExit
-from allranks.cluster.host_agent import MultiHostAgents
-from allranks.cluster.launchers.launcher import MultiHostLauncher
 from allranks.cluster.sockets import RankSockets, closing_if_failed
 from allranks.cluster.state import ClusterEvent, ClusterState, DiedBefore, HostLost, NotJoined
 from allranks.countdown import Countdown
@@ -117,14 +115,9 @@ class AttachedConnection(Connection):
         self.driver.early = early.keep
         try:
             taken.listen(deliver)
-            if taken.hosts is None:
-                self._agents.append(taken)
-            else:
-                assert isinstance(self._launcher, MultiHostLauncher)
-                self._agents.append(
-                    MultiHostAgents(self._launcher, self.config, self._wire, deliver, taken.hosts)
-                )
-            agent = self.agent
+            hosts = taken.taken_hosts
+            agent = taken if hosts is None else self._agents_of_hosts(deliver, hosts)
+            self._agents.append(agent)
             self.record = agent.record
             with self._asking(ATTACH, {}) as (ask, got):
                 if not agent.starts_again:

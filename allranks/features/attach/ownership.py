@@ -11,11 +11,10 @@ from allranks.cluster.cell_run import CellRun, View
 from allranks.cluster.cells import Cells
 from allranks.cluster.connection import Connection
 from allranks.cluster.features import ClusterContext, NotebookFeature, NotebookHooks
-from allranks.cluster.host_agent import HostAgentProcess, MultiHostAgents
 from allranks.cluster.kept_folders import KeptFolders
 from allranks.cluster.renewal import not_idle
 from allranks.errors import UsageError
-from allranks.features.attach.caretaker_process import CaretakerStandIn, take_care
+from allranks.features.attach.caretaker_process import take_care
 from allranks.features.attach.connection import DETACHED, AttachedConnection
 from allranks.features.attach.records import Stay, Watched
 from allranks.features.attach.requests import RESUME, SEEN, STAY
@@ -83,25 +82,16 @@ def stay(cells: Cells, seconds: float, memo: dict[str, Any]) -> None:
     cells.catch_up()
     ranks, own = cells.connection, of(cells.hooks)
     if seconds:
-        if isinstance(ranks.agent, MultiHostAgents):
-            take_care(ranks.agent, ranks.session_dir, ranks.config)
+        take_care(ranks.agent, ranks.session_dir, ranks.config)
         _check_folder(ranks)
     home = ranks.config.session_dir if seconds or own.shared else ""
     ranks.ask(STAY, {"home": home})
-    _say_stay(ranks, seconds, memo)
+    ranks.agent.say_stay(Stay(seconds, memo))
     own.set(seconds, own.shared)
     # The kernel's exit must not end ranks that stay.
     ranks.stay(own.in_cells)
     if cells.kept is not None:
         cells.kept.stay(seconds > 0)
-
-
-def _say_stay(ranks: Connection, seconds: float, memo: dict[str, Any]) -> None:
-    match ranks.agent:
-        case HostAgentProcess() as process:
-            process.say(Stay(seconds, memo))
-        case MultiHostAgents(stand_in=CaretakerStandIn(process=caretaker)):
-            caretaker.say(Stay(seconds, memo))
 
 
 def detach(cells: Cells) -> None:
@@ -121,7 +111,7 @@ def lend(cells: Cells, memo: dict[str, Any]) -> None:
         )
     ranks = cells.connection
     ranks.ask(STAY, {"home": ranks.config.session_dir})
-    _say_stay(ranks, of(cells.hooks).stays, memo)
+    ranks.agent.say_stay(Stay(of(cells.hooks).stays, memo))
     _check_folder(ranks, "share")  # before they are released: else they would end
     _release(cells)
 

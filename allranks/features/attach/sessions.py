@@ -18,7 +18,8 @@ from typing import Any
 
 from allranks import own_files
 from allranks.cluster import log_folder, session_folder
-from allranks.cluster.host_agent import HostAgentProcess, TakenHosts
+from allranks.cluster.agents import TakenHosts
+from allranks.cluster.host_agent import HostAgentProcess
 from allranks.cluster.sockets import ListeningSockets
 from allranks.errors import UsageError
 from allranks.features.attach.caretaker_process import CaretakerStandIn
@@ -315,7 +316,7 @@ def _asked(path: str, request: dict[str, Any], seconds: float) -> socket.socket:
 
 class AttachedHostAgent(HostAgentProcess):
     """The host agent of ranks that another notebook has started, or their caretaker if they are on
-    several hosts: then there are also ``hosts``, and sockets to listen for them.
+    several hosts: then there are also ``taken_hosts``, and sockets to listen for them.
 
     Raises UsageError if it has ended, another notebook was faster, or its allranks differs.
     """
@@ -355,14 +356,14 @@ class AttachedHostAgent(HostAgentProcess):
         self._socket.settimeout(None)  # from now on it waits for events
         self.config = HostAgentConfig.from_fields(told["config"])
         self.folder = session.folder
-        self.hosts: TakenHosts | None = None
+        self.taken_hosts: TakenHosts | None = None
         self.listening: ListeningSockets | None = None
         self.lease_seconds = limits.LEASE_SECONDS
         if care := told.get("caretaker"):
             keys = care["key"], care["secret_key"]
             self.listening = ListeningSockets.taken(descriptors, keys)
             self.lease_seconds = care["lease_seconds"]
-            self.hosts = TakenHosts(
+            self.taken_hosts = TakenHosts(
                 CaretakerStandIn(self), told["state"], told["news"], told["silent"]
             )
         self.memo: dict[str, Any] = told["memo"]
@@ -381,7 +382,7 @@ class AttachedHostAgent(HostAgentProcess):
         self._socket.close()
 
     def _exit_code(self, stopped: bool) -> int | None:
-        if not self._holds or self.hosts is not None:
+        if not self._holds or self.taken_hosts is not None:
             return None
         # Another process's child: its exit code is unknown, but it sends an event before it stops.
         return 0 if stopped else -signal.SIGKILL

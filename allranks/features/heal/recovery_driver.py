@@ -78,8 +78,7 @@ def go_on(
     began = time.monotonic()
     for press in ranks.step(0):  # hosts may have been lost since: it begins with these
         ranks.inbox.put(press)
-    agents: Any = ranks.agent
-    done = RecoveryState.continued(record, agents.hosts())
+    done = RecoveryState.continued(record, ranks.agent.hosts())
     return _run(ranks, done, tell, began, done.restarted)
 
 
@@ -116,7 +115,7 @@ def start_again(ranks: Connection) -> dict[str, list[int]]:
     if no host is left. They are up once the roster misses none.
     """
     ranks.hooks.call_each(ranks.listeners, Again(), None)
-    agents: Any = ranks.agent  # those of several hosts
+    agents = ranks.agent
     # Before the hosts hear of it: what comes from then on is of the new ranks.
     if not agents.relocate(lambda hosts: ranks.apply(StartsAgain(hosts))):
         return {}
@@ -125,8 +124,7 @@ def start_again(ranks: Connection) -> dict[str, list[int]]:
             ranks.inbox.put(press)
     except Exception as error:  # of the display: the ranks already start again
         ranks.notices.append(str(error))
-    hosts: dict[str, list[int]] = agents.hosts()
-    return hosts
+    return agents.hosts()
 
 
 class RecoveryDriver:

@@ -4,7 +4,10 @@ from dataclasses import replace
 
 import pytest
 
+from allranks.cluster import features
+from allranks.cluster.cluster import Cluster
 from allranks.cluster.features import CellContext, NotebookFeature, NotebookHooks
+from allranks.errors import UsageError
 from allranks.records.wire import Interrupt
 
 CELL = CellContext(
@@ -85,3 +88,14 @@ def test_a_cell_is_over_when_the_ranks_end_at_its_end():
     hooks.cell_started(CELL)
     hooks.cell_left(None, hooks)
     assert hooks.features[0].cell is None
+
+
+@pytest.fixture
+def no_features(monkeypatch):
+    monkeypatch.setattr(features, "_registered", [])
+
+
+def test_ranks_on_several_hosts_are_refused_where_no_feature_starts_them(no_features):
+    with pytest.raises(UsageError, match=r"--on ssh:h1:2,h2:2, found none.*Install it again"):
+        Cluster(launcher="ssh:h1:2,h2:2")
+    assert Cluster(2, launcher="local").size == 2

@@ -13,12 +13,13 @@ from typing import Any
 import psutil
 import pytest
 
+from allranks.cluster.agents import HostsContext
 from allranks.cluster.features import NotebookHooks
-from allranks.cluster.host_agent import MultiHostAgents
 from allranks.cluster.launchers.addresses import ANY_PORTS, LOOPBACK
 from allranks.cluster.launchers.job import RELAY
 from allranks.cluster.sockets import EventQueue, ListeningSockets, RankSockets
-from allranks.engine.host.relay import main as run_relay
+from allranks.features.hosts.agents import MultiHostAgents
+from allranks.features.hosts.relay import main as run_relay
 from allranks.records.config import EVERY_GPU, HostAgentConfig, Invitation
 from tests.kernel import wait_until
 
@@ -179,7 +180,7 @@ class Late:
 
 
 def test_a_host_that_comes_while_another_is_still_stopping_is_stopped_too(notebook, config):
-    hosts = MultiHostAgents(Late(), config, notebook.wire, lambda *_: None)
+    hosts = MultiHostAgents(HostsContext(Late(), config, notebook.wire, lambda *_: None))
     first = notebook.relay(notebook.invitation("h1"))
     wait_until(lambda: "h1" in hosts.addresses)
     first.send_signal(signal.SIGSTOP)

@@ -8,10 +8,12 @@ from typing import Any
 
 import pytest
 
+from allranks.cluster.agents import HostsContext, TakenHosts
 from allranks.cluster.failures import ProcessExit, describe_exits
-from allranks.cluster.host_agent import MultiHostAgents, NetworkTest, TakenHosts
 from allranks.cluster.launchers.command import SshLauncher
 from allranks.cluster.launchers.job import Host
+from allranks.features.hosts.agents import MultiHostAgents
+from allranks.features.hosts.network_test import NetworkTest
 from allranks.records.agent import (
     Event,
     Exit,
@@ -75,7 +77,8 @@ class Notebook:
         launcher = SshLauncher("h1:2,h2:2,h3:2")
         launcher.run = lambda *_: Job()  # type: ignore[assignment, method-assign, return-value]
         config = HostAgentConfig(6, (), {}, "/s", "/l", "/w", (), "", "", can_replace=heals)
-        self.agents = MultiHostAgents(launcher, config, self.wire, self._deliver)  # type: ignore[arg-type]
+        context = HostsContext(launcher, config, self.wire, self._deliver)  # type: ignore[arg-type]
+        self.agents = MultiHostAgents(context)
 
     def _command(self, host: str, word: str, line: str) -> None:
         if word in ("config", "again"):
@@ -316,11 +319,13 @@ def test_the_next_notebook_knows_which_processes_were_to_replace_ranks(healing):
     found: list[Event] = []
     healing.wire.take_over = lambda hosts: None
     MultiHostAgents(
-        healing.agents._launcher,
-        healing.agents._config,
-        healing.wire,
-        lambda event, host: found.append(event),
-        TakenHosts(healing.agents.stand_in, healing.states[-1], [], {}),
+        HostsContext(
+            healing.agents._launcher,
+            healing.agents._config,
+            healing.wire,
+            lambda event, host: found.append(event),
+            TakenHosts(healing.agents.stand_in, healing.states[-1], [], {}),
+        )
     )
     assert found == [Exit(3, 7, -9, False), Replaces(3, 8)]
 

@@ -2,7 +2,7 @@
 
 TCP repeats what was lost after 0.2 s, 0.4 s, 0.8 s …: after an outage of 15 s it may stay silent
 for another 15 s. So a connection on which nothing is acknowledged is closed, and made again; the
-messages that were on the way are sent again. `allranks.engine.host.link_state` decides that.
+messages that were on the way are sent again. `allranks.features.hosts.link_state` decides that.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from zmq.utils.monitor import recv_monitor_message
 
 from allranks.countdown import AwakeClock
 from allranks.engine.host.events import TimeCame
-from allranks.engine.host.link_state import (
+from allranks.features.hosts.link_state import (
     Connected,
     Event,
     Greet,

@@ -17,9 +17,9 @@ from zmq.utils.monitor import recv_monitor_message
 from allranks.cluster.features import NotebookHooks
 from allranks.cluster.launchers.addresses import ANY_PORTS, LOOPBACK
 from allranks.cluster.sockets import EventQueue, FromRank, ListeningSockets, RankSockets
-from allranks.engine.host import notebook_connection
-from allranks.engine.host.link_state import Command, Connected, Event
-from allranks.engine.host.notebook_connection import NotebookConnection
+from allranks.features.hosts import notebook_connection
+from allranks.features.hosts.link_state import Command, Connected, Event
+from allranks.features.hosts.notebook_connection import NotebookConnection
 from allranks.records.config import Invitation
 from allranks.records.limits import LEASE_SECONDS
 from allranks.records.numbered import PIECE_NBYTES

@@ -4,7 +4,7 @@ import itertools
 import socket
 
 from allranks import countdown
-from allranks.engine.host.port_test import Target, listen, unreachable
+from allranks.features.hosts.port_test import Target, listen, unreachable
 
 LOOPBACK = "127.0.0.1"
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from allranks.engine.host.events import TimeCame
-from allranks.engine.host.link_state import (
+from allranks.features.hosts.link_state import (
     Connected,
     Greet,
     Interrupted,

@@ -8,12 +8,10 @@ Both sides hold a lease of each other. The relay sends the notebook a beat every
 notebook's connection answers pings even while its Python is busy: if it does not for the lease, or
 the notebook has ended, the relay closes the host agent's standard input, and all processes of the
 cluster on this host end. A shorter interruption of the network costs no message
-(`allranks.engine.host.notebook_connection`). If the ranks stay when the notebook ends, another
+(`allranks.features.hosts.notebook_connection`). If the ranks stay when the notebook ends, another
 process takes its place, and the relay disconnects the ranks until another notebook comes.
 
-    python -m allranks.engine.host.relay                    an invitation on standard input
-    python -m allranks.engine.host.relay --join FILE NAME   one in a file; NAME holds the host's
-                                                            name
+`allranks.relay` is its entry.
 """
 
 from __future__ import annotations
@@ -36,10 +34,10 @@ import zmq
 
 from allranks import own_files, python_path
 from allranks.engine import processes
-from allranks.engine.host import port_test
 from allranks.engine.host.events import Terminated, TimeCame
-from allranks.engine.host.notebook_connection import NotebookConnection
-from allranks.engine.host.relay_state import (
+from allranks.features.hosts import port_test
+from allranks.features.hosts.notebook_connection import NotebookConnection
+from allranks.features.hosts.relay_state import (
     AgentEnded,
     AgentWrote,
     Begin,
@@ -403,7 +401,3 @@ def main(words: list[str]) -> int:
         return 1
     invitation = Invitation.from_json(found[0].decode())
     return Relay(invitation, invitation.host, lifeline=0).run()
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

@@ -1,6 +1,6 @@
 """What a relay's connection to the notebook has and decides: takes events, and returns commands.
 
-It calls no clock and no socket: `allranks.engine.host.notebook_connection` waits for the events,
+It calls no clock and no socket: `allranks.features.hosts.notebook_connection` waits for the events,
 and carries the commands out. Its time stands while that process stands still.
 """
 

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from allranks.engine.host.events import Terminated, TimeCame
-from allranks.engine.host.relay_state import (
+from allranks.errors import WireError
+from allranks.features.hosts.relay_state import (
     TICK_SECONDS,
     AgentEnded,
     AgentWrote,
@@ -31,7 +32,6 @@ from allranks.engine.host.relay_state import (
     ToRanks,
     TryNetwork,
 )
-from allranks.errors import WireError
 from allranks.records.agent import BeginAgain, End, read_command, to_line
 from allranks.records.config import HostAgentConfig
 from allranks.records.telemetry import Pulse

@@ -1,7 +1,7 @@
 """What one host's relay has and decides: takes events, and returns commands.
 
-It calls no clock, socket, process or file: `allranks.engine.host.relay` waits for the events, and
-carries the commands out.
+It calls no clock, socket, process or file: `allranks.features.hosts.relay` waits for the events,
+and carries the commands out.
 """
 
 from __future__ import annotations

@@ -1,0 +1,1 @@
+"""Ranks on several hosts: their agents in the notebook, and the relay on each host."""
