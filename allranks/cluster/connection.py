@@ -797,9 +797,14 @@ def _start_controller(agents: list[AnyAgent]) -> None:
         agent.say(Clients())
 
 
-def _end_anywhere(*held: Any) -> None:
+def _end_anywhere(
+    of_features: ExitStack, agents: list[AnyAgent], wire: RankSockets, session_dir: str
+) -> None:
     """Ends what a connection holds, from any thread: garbage collection may call it."""
-    if threading.current_thread() is threading.main_thread():
+    held = of_features, agents, wire, session_dir
+    is_main = threading.current_thread() is threading.main_thread()
+    # It may come while this thread sends, and `_end` waits for one that needs the lock for that.
+    if is_main and not wire.lock._is_owned():  # type: ignore[attr-defined]
         _end(*held)
         return
     try:

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, nullcontext
 from functools import partial
 from pathlib import Path
+from queue import SimpleQueue
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from allranks.cluster import connection
 from allranks.cluster.cell_run import CellRun, HiddenView
 from allranks.cluster.connection import Connection
 from allranks.cluster.driver import Driver
@@ -415,3 +419,22 @@ def test_a_forked_process_waits_for_no_lock_that_a_thread_of_its_parent_has() ->
         forked: Any = SimpleNamespace(_wire=wire, _finalizer=SimpleNamespace(detach=lambda: None))
         Connection.leave_to_parent(forked)
         assert wire.lock.acquire(blocking=False)
+
+
+@pytest.mark.parametrize("has_lock", [False, True])
+def test_garbage_is_ended_in_another_thread_while_this_one_has_the_lock(
+    tmp_path: Path, has_lock: bool
+) -> None:
+    ends = SimpleQueue[int]()
+    lock = threading.RLock()
+    wire = SimpleNamespace(lock=lock, close=lambda: ends.put(threading.get_ident()))
+
+    class Held:
+        """What nothing refers to in the end."""
+
+    held = Held()
+    folder = str(tmp_path / "session")
+    weakref.finalize(held, connection._end_anywhere, ExitStack(), [], wire, folder)
+    with lock if has_lock else nullcontext():
+        del held
+    assert (ends.get(timeout=60) != threading.get_ident()) == has_lock
