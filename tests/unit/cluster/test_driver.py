@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from allranks.cluster import connection
+from allranks.cluster import connection, last_words
 from allranks.cluster.cell_run import CellRun, HiddenView
 from allranks.cluster.connection import Connection
 from allranks.cluster.driver import Driver
@@ -192,6 +192,27 @@ def test_ranks_hear_of_a_death_before_the_commands_of_a_thread_that_knows_of_it(
         dying.result()
         recovering.result()
     assert told == ["the death", "the recovery"]
+
+
+def test_other_threads_can_send_while_logs_are_read(
+    ranks: Ranks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    free = list[bool]()
+
+    def note() -> None:
+        with ThreadPoolExecutor(1) as others:
+            free.append(others.submit(ranks._wire.lock.acquire, blocking=False).result())
+            if free[-1]:
+                others.submit(ranks._wire.lock.release).result()
+
+    monkeypatch.setattr(last_words, "log_length", lambda path: note() or 7)
+    monkeypatch.setattr(last_words, "log_tail", lambda path, offset: note() or f"from {offset}")
+    ranks.come(hello(1, 2))
+    ranks.die(1, 2)
+    assert free == [True, True]
+    ((_, record),) = ranks.sent
+    assert isinstance(record, Died)
+    assert record.how == "was killed by signal 9 (SIGKILL); its last lines: from 7"
 
 
 def test_events_before_the_state_is_that_of_these_ranks_are_applied_afterwards() -> None:
