@@ -1,46 +1,20 @@
-"""Calls of several threads on the same ranks, each in its turn; and what calls print."""
+"""Calls of several threads on the same ranks, each in its turn."""
 
 from __future__ import annotations
 
 import threading
-from collections import defaultdict
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from queue import Empty, SimpleQueue
 from typing import Any
 
-from allranks.cluster.cell_run import HiddenView
 from allranks.cluster.state import ClusterState
 from allranks.records.deferred import deferred
-from allranks.records.wire import Output
 
 #: An interrupt may come just where a thread is about to wake others: they look again by themselves.
 #: To defer it there would make each cell longer.
 _LOOK_SECONDS = 1.0
-
-
-class CapturedOutput(HiddenView):
-    """A view that shows nothing, and has what each rank printed: ``captured[0]`` is rank 0's text.
-
-    Displays are in it as text. For the whole output, including long output, see the logs.
-    """
-
-    def __init__(self) -> None:
-        self._parts = defaultdict[int, list[str]](list)
-        self.notices: list[str] = []
-        """Lines about the call as a whole."""
-        super().__init__(self._take, self.notices.append, is_read=True)
-
-    def _take(self, batch: Output) -> None:
-        for kind, *rest in batch.entries:
-            if kind in ("out", "err"):
-                self._parts[batch.rank].append(rest[0])
-            elif kind in ("display", "result"):
-                self._parts[batch.rank].append(f"{rest[0].get('text/plain', '')}\n")
-
-    def __getitem__(self, rank: int) -> str:
-        return "".join(self._parts.get(rank, ()))
 
 
 class _ThreadEnd:

@@ -11,8 +11,8 @@ from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
 
 from allranks import own_files
-from allranks.cluster.calls import CapturedOutput, Turns
-from allranks.cluster.cell_run import CellRun, HiddenView, View, show_late
+from allranks.cluster.calls import Turns
+from allranks.cluster.cell_run import CapturedOutput, CellRun, HiddenView, View, show_late
 from allranks.cluster.connection import Connection
 from allranks.cluster.failures import NEXT_CELL, RankStatus, read_statuses
 from allranks.cluster.features import NotebookHooks
