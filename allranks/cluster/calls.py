@@ -54,6 +54,15 @@ class Turns:
         """Has the threads that wait look again: the ``caller`` of the ranks has changed."""
         _wake(self._waiting)
 
+    @property
+    def is_of_another(self) -> bool:
+        """Whether a call of another thread runs: that one handles what comes from the ranks."""
+        caller = self._ranks.caller
+        if caller in (0, threading.get_ident()):
+            return False
+        # Else it has begun a cell, and has ended without a wait for it.
+        return any(thread.ident == caller for thread in threading.enumerate())
+
     @contextmanager
     def taken(self) -> Iterator[None]:
         """Within, it is the turn of this thread."""
@@ -78,7 +87,7 @@ class Turns:
                     while not (took := self._take()):
                         interrupt.leave()
                         _await(changed)
-                    while self._ranks.caller in _other_threads():
+                    while self.is_of_another:
                         interrupt.leave()
                         _await(changed)
                 finally:
@@ -144,7 +153,3 @@ def _await(changed: SimpleQueue[None]) -> None:
 def _wake(waiting: list[SimpleQueue[None]]) -> None:
     for changed in [*waiting]:
         changed.put(None)
-
-
-def _other_threads() -> set[int | None]:
-    return {thread.ident for thread in threading.enumerate()} - {threading.get_ident()}

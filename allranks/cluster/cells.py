@@ -103,7 +103,11 @@ class Cells:
         """Makes a connection of this kind, and has it from now on."""
         kept_dirs = self.kept.paths if self.kept is not None else ()
         self._connection = made = kind(
-            self.roster, hooks=self.hooks, kept_dirs=kept_dirs, **self._options
+            self.roster,
+            hooks=self.hooks,
+            kept_dirs=kept_dirs,
+            turns=self.turns,
+            **self._options,
         )
         self.turns.wake()
         return made

@@ -17,6 +17,7 @@ from functools import partial
 from typing import Any, Protocol
 
 from allranks.cluster import failures, held_cells
+from allranks.cluster.calls import Turns
 from allranks.cluster.driver import AnswersSoFar, Driver
 from allranks.cluster.failures import CellRecord, ProcessExit
 from allranks.cluster.features import ClusterContext, NotebookFeature, NotebookHooks
@@ -105,8 +106,10 @@ class Connection:
         settings: Mapping[str, str],
         hooks: NotebookHooks | None = None,
         kept_dirs: tuple[str, ...] = (),
+        turns: Turns | None = None,
     ) -> None:
         self.roster, self.size = roster, roster.size
+        self.turns = Turns(roster, lambda: None) if turns is None else turns
         #: Applies events; other threads only handle, here, what follows for users and features.
         self.driver = Driver(roster)
         self.words = self.driver.words
@@ -369,15 +372,15 @@ class Connection:
         wait = 0.0 if self._unhandled else seconds
         # Meanwhile no cell of another thread begins, whose first events this one would take.
         with nullcontext() if wait > 0 else self.driver.steady:
-            if handles := self.handles:
+            if not (is_of_another := self.turns.is_of_another):
                 self.driver.move_news(self._unhandled, wait)
-        if not handles:
+        if is_of_another:
             if seconds > 0:
                 time.sleep(seconds)  # the other thread handles what comes
             return pressed
         # A hook or view that calls this itself goes on with the next event, and so does the thread
         # of a cell that begins meanwhile.
-        while self.handles and (event := self._next()) is not None:
+        while not self.turns.is_of_another and (event := self._next()) is not None:
             if isinstance(event, InterruptRequested):
                 pressed.append(event)
                 continue
@@ -399,15 +402,6 @@ class Connection:
             return self._unhandled.popleft()
         except IndexError:  # between cells, another thread may have taken it
             return None
-
-    @property
-    def handles(self) -> bool:
-        """Whether this thread is to handle what comes."""
-        caller = self.roster.caller
-        if caller in (0, threading.get_ident()):
-            return True
-        # It has begun a cell, and has ended without a wait for it.
-        return all(thread.ident != caller for thread in threading.enumerate())
 
     def _take(self, record: CellRecord, payloads: list[bytes]) -> None:
         if isinstance(record, Reply) and record.report is not None:

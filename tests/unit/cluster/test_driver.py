@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from allranks.cluster import connection, last_words
+from allranks.cluster.calls import Turns
 from allranks.cluster.cell_run import CellRun, HiddenView
 from allranks.cluster.connection import Connection
 from allranks.cluster.driver import Driver
@@ -62,9 +63,8 @@ class Ranks:
         Connection.end_cell,
     )
     _put_back = Connection._put_back
-    note_deaths, handles, _next, _handle, _take, _show_deaths = (
+    note_deaths, _next, _handle, _take, _show_deaths = (
         Connection.note_deaths,
-        Connection.handles,
         Connection._next,
         Connection._handle,
         Connection._take,
@@ -76,6 +76,7 @@ class Ranks:
     def __init__(self, wire: RankSockets, driver: Driver, roster: ClusterState) -> None:
         self._wire, self.driver, self.roster = wire, driver, roster
         self.words, self.inbox, self.hooks = driver.words, driver.inbox, NotebookHooks(())
+        self.turns = Turns(roster, lambda: None)
         self.run: CellRun | None = None
         self.late: list[Output] = []
         self._unhandled, self._delivers = deque[Any](), dict[int, Any]()
@@ -326,7 +327,7 @@ def test_while_a_thread_waits_for_its_cell_another_one_shows_nothing_of_it(ranks
     ranks.inbox.put(InterruptRequested())
     with ThreadPoolExecutor(1) as others:
         assert others.submit(ranks.step, 0).result() == []
-        assert not others.submit(lambda: ranks.handles).result()
+        assert not others.submit(lambda: not ranks.turns.is_of_another).result()
         assert shown == []
         assert ranks.step(0) == [InterruptRequested()]
     assert shown == ["a"]
