@@ -63,6 +63,16 @@ class Turns:
         # Else it has begun a cell, and has ended without a wait for it.
         return any(thread.ident == caller for thread in threading.enumerate())
 
+    def await_own(self, seconds: float) -> None:
+        """Returns when a call of another thread may have ended, or after some seconds."""
+        changed: SimpleQueue[None] = SimpleQueue()
+        self._waiting.append(changed)
+        try:
+            if self.is_of_another:  # it may have ended before
+                _await(changed, seconds)
+        finally:
+            self._waiting.remove(changed)
+
     @contextmanager
     def taken(self) -> Iterator[None]:
         """Within, it is the turn of this thread."""
@@ -145,9 +155,9 @@ def _submitted_calls() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(1, "allranks-calls")
 
 
-def _await(changed: SimpleQueue[None]) -> None:
+def _await(changed: SimpleQueue[None], seconds: float = _LOOK_SECONDS) -> None:
     with suppress(Empty):
-        changed.get(timeout=_LOOK_SECONDS)
+        changed.get(timeout=seconds)
 
 
 def _wake(waiting: list[SimpleQueue[None]]) -> None:

@@ -376,7 +376,7 @@ class Connection:
                 self.driver.move_news(self._unhandled, wait)
         if is_of_another:
             if seconds > 0:
-                time.sleep(seconds)  # the other thread handles what comes
+                self.turns.await_own(seconds)
             return pressed
         # A hook or view that calls this itself goes on with the next event, and so does the thread
         # of a cell that begins meanwhile.

@@ -339,6 +339,18 @@ def test_while_a_thread_waits_for_its_cell_another_one_shows_nothing_of_it(ranks
     assert (shown, run.settled()) == (["a", "b"], True)
 
 
+def test_a_thread_waits_for_the_end_of_anothers_cell_before_it_handles_what_comes(
+    ranks: Ranks,
+) -> None:
+    begin(ranks, [])
+    waits = list[float]()
+    ranks.turns.await_own = waits.append  # type: ignore[method-assign]
+    with ThreadPoolExecutor(1) as others:
+        for seconds in (0, 0.01):
+            others.submit(ranks.step, seconds).result()
+    assert waits == [0.01]
+
+
 def test_a_request_of_another_thread_is_answered_while_a_cell_runs(ranks: Ranks) -> None:
     shown, sent = list[str](), threading.Event()
     begin(ranks, shown)
