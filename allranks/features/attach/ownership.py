@@ -40,6 +40,10 @@ class Ownership(NotebookFeature):
 
     in_cells = False
 
+    def __init__(self) -> None:
+        #: Called when this notebook has the ranks no longer, in any thread.
+        self.when_left: Callable[[], object] = lambda: None
+
     def started(self, cluster: ClusterContext) -> None:
         self.feed = WatcherFeed()
         self._roster = cluster.roster
@@ -50,6 +54,9 @@ class Ownership(NotebookFeature):
     def set(self, stays: float, shared: bool) -> None:
         self.stays, self.shared = stays, shared
         self.in_cells = bool(stays) or shared
+
+    def stopped(self) -> None:
+        self.when_left()
 
     def cell_finished(self) -> None:
         # A notebook that attaches later then does not show the cell again, nor one that a feature
