@@ -20,7 +20,7 @@ from allranks.cluster import failures, held_cells
 from allranks.cluster.calls import Turns
 from allranks.cluster.driver import AnswersSoFar, Driver
 from allranks.cluster.failures import CellRecord, ProcessExit
-from allranks.cluster.features import ClusterContext, NotebookFeature, NotebookHooks
+from allranks.cluster.features import ClusterContext, Listeners, NotebookFeature, NotebookHooks
 from allranks.cluster.function_sources import with_sources
 from allranks.cluster.host_agent import HostAgentProcess, MultiHostAgents, open_sockets
 from allranks.cluster.launchers.launcher import MultiHostLauncher
@@ -132,7 +132,7 @@ class Connection:
         self._launcher = launcher
         self._cause = ""
         #: Functions of features that hear the host agents, and what they close at the end.
-        self.listeners: list[Callable[[AgentEvent, int | None], object]] = []
+        self.listeners: Listeners = {}
         self._of_features = ExitStack()
         self._numbers = itertools.count(1)
         self._delivers: dict[int, Callable[[Answer, list[bytes]], object]] = {}
@@ -266,8 +266,9 @@ class Connection:
         def deliver(event: AgentEvent, host: str) -> None:
             if not isinstance(event, Registered):  # this concerns features alone
                 wire.post(partial(driver.put, FromHostAgent(event, host)))
-            pids = (each.pid for each in agents if isinstance(each, HostAgentProcess))
-            hooks.call_each(listeners, event, next(pids, None))
+            if hear := listeners.get(type(event)):
+                pids = (each.pid for each in agents if isinstance(each, HostAgentProcess))
+                hooks.call_each(hear, event, next(pids, None))
 
         return deliver
 

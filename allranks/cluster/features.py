@@ -52,6 +52,9 @@ from allranks.records.agent import Event
 from allranks.records.wire import Answer, Query, Record
 from allranks.widgets.dashboard.view import Buttons, PanelButton
 
+Listener = Callable[[Event, int | None], object]
+Listeners = dict[type[Event], list[Listener]]
+
 
 @dataclass(frozen=True)
 class ClusterContext:
@@ -64,9 +67,7 @@ class ClusterContext:
         settings: the environment variables that the start's options have set in the ranks.
         log_dir: the folder of the ranks' logs.
         start_controller: has the first host start what `HostFeature.controller` has planned.
-        listeners: functions that get each event of a host agent and the agent's process, None if it
-            is not on this machine, in the thread that reads them. `Again` comes before all ranks
-            start again on other hosts.
+        listeners: by the class of an event of a host agent, what `listen` has added.
         observers: objects that get each record to and from the ranks, in any thread.
         session_dir: the folder by which other notebooks find the ranks.
         at_end: closed when the ranks are ended, or left to another notebook; from any thread.
@@ -81,12 +82,20 @@ class ClusterContext:
     settings: Mapping[str, str] = field(default_factory=dict)
     log_dir: str = ""
     start_controller: Callable[[], object] = lambda: None
-    listeners: list[Callable[[Event, int | None], object]] = field(default_factory=list)
+    listeners: Listeners = field(default_factory=dict)
     observers: list[RecordObserver] = field(default_factory=list)
     session_dir: str = ""
     at_end: ExitStack = field(default_factory=ExitStack)
     roster: ClusterState = field(default_factory=lambda: ClusterState(0))
     post: Callable[[Callable[[], object]], bool] = lambda call: False
+
+    def listen(self, hear: Listener, *kinds: type[Event]) -> None:
+        """Has a function get each event of these kinds and the agent's process, None if it is not
+        on this machine, in the thread that reads them. `Again` comes before all ranks start again
+        on other hosts.
+        """
+        for kind in kinds:
+            self.listeners.setdefault(kind, []).append(hear)
 
 
 @dataclass(frozen=True)

@@ -49,7 +49,7 @@ class Ownership(NotebookFeature):
         self._roster = cluster.roster
         self.set(0.0, False)
         cluster.observers.append(self.feed)
-        cluster.listeners.append(partial(_open, self.feed, cluster.session_dir))
+        cluster.listen(partial(_open, self.feed, cluster.session_dir), Watched)
 
     def set(self, stays: float, shared: bool) -> None:
         self.stays, self.shared = stays, shared
@@ -66,10 +66,9 @@ class Ownership(NotebookFeature):
             self.cell.ask_soon(SEEN, seen, _drop, range(self._roster.size))
 
 
-def _open(feed: WatcherFeed, folder: str, event: Event, pid: int | None) -> None:
-    if isinstance(event, Watched):
-        feed.open(folder)
-        say_listens(folder)  # also if that has failed: then the connection does, at once
+def _open(feed: WatcherFeed, folder: str, _event: Event, _pid: int | None) -> None:
+    feed.open(folder)
+    say_listens(folder)  # also if that has failed: then the connection does, at once
 
 
 def _drop(answer: Answer) -> None:

@@ -1,10 +1,13 @@
 """The hooks of the notebook's features around a cell."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
-from allranks.cluster.features import CellContext, NotebookFeature, NotebookHooks
+from allranks.cluster.connection import Connection
+from allranks.cluster.features import CellContext, ClusterContext, NotebookFeature, NotebookHooks
+from allranks.records.agent import Again, Exit, Notice
 from allranks.records.wire import Interrupt
 
 CELL = CellContext(
@@ -85,3 +88,18 @@ def test_a_cell_is_over_when_the_ranks_end_at_its_end():
     hooks.cell_started(CELL)
     hooks.cell_left(None, hooks)
     assert hooks.features[0].cell is None
+
+
+def test_features_hear_only_the_events_of_host_agents_that_they_listen_for():
+    heard, context = [], ClusterContext(2, lambda *_: None, starts_ranks=True)
+    context.listen(lambda event, pid: heard.append((event, pid)), Again, Exit)
+    context.listen(lambda event, pid: heard.append((event, pid)), Again)
+    ranks = SimpleNamespace(
+        driver=SimpleNamespace(put=list), _wire=SimpleNamespace(post=lambda call: True),
+        hooks=NotebookHooks(()), listeners=context.listeners, _agents=[],
+    )  # fmt: skip
+    deliver = Connection._agent_listener(ranks)
+    end = Exit(1, 7, -9, by_launcher=False)
+    for event in (Notice("text"), end, Again()):
+        deliver(event, "")
+    assert heard == [(end, None), (Again(), None), (Again(), None)]
