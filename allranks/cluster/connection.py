@@ -20,7 +20,7 @@ from allranks.cluster import failures, held_cells
 from allranks.cluster.calls import Turns
 from allranks.cluster.driver import AnswersSoFar, Driver
 from allranks.cluster.failures import CellRecord, ProcessExit
-from allranks.cluster.features import ClusterContext, Listeners, NotebookFeature, NotebookHooks
+from allranks.cluster.features import ClusterContext, Listeners, NotebookHooks
 from allranks.cluster.function_sources import with_sources
 from allranks.cluster.host_agent import HostAgentProcess, MultiHostAgents, open_sockets
 from allranks.cluster.launchers.launcher import MultiHostLauncher
@@ -680,7 +680,7 @@ class Connection:
     def _show_deaths(self, deaths: DeathsKnown) -> None:
         self.deaths += len(deaths.ends)
         for end in deaths.ends:
-            self.hooks.call(NotebookFeature.rank_died, end.rank)
+            self.hooks.rank_died(end.rank)
         if deaths.shown and self.run is not None and self.roster.cell is not None:
             self.run.died(deaths.ends)
 

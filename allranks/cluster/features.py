@@ -162,8 +162,8 @@ class NotebookFeature:
     cell: CellContext | None = None
     """The cell that runs; the core sets it."""
     in_cells = True
-    """Whether ``cell_started`` and ``cell_finished`` are called; the feature may change it at any
-    time."""
+    """Whether ``cell_started``, ``cell_finished`` and ``rank_died`` are called; the feature may
+    change it at any time."""
     holds_cells: str = ""
     """What ranks may have to answer before a cell is sent to them, for the user; empty if nothing.
     The feature may change it at any time.
@@ -524,6 +524,9 @@ class NotebookHooks(Hooks[NotebookFeature]):
         self._cell = cell or self._left
         for feature in self.features:
             feature.cell = self._cell
+
+    def rank_died(self, rank: int) -> None:
+        self.call_each(implementations(self._in_cells(), NotebookFeature.rank_died), rank)
 
     def stopped(self) -> None:
         self.call(NotebookFeature.stopped)

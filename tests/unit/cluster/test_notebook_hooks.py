@@ -103,3 +103,17 @@ def test_features_hear_only_the_events_of_host_agents_that_they_listen_for():
     for event in (Notice("text"), end, Again()):
         deliver(event, "")
     assert heard == [(end, None), (Again(), None), (Again(), None)]
+
+
+def test_a_feature_that_takes_no_part_in_cells_hears_of_no_death():
+    class Mourns(NotebookFeature):
+        in_cells = False
+
+        def rank_died(self, rank):
+            died.append(rank)
+
+    died, hooks = [], NotebookHooks([Mourns])
+    hooks.rank_died(0)
+    hooks.features[0].in_cells = True
+    hooks.rank_died(1)
+    assert died == [1]
