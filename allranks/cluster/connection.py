@@ -323,10 +323,12 @@ class Connection:
 
     def close(self, phase: str = "stopped", why: str = "") -> None:
         """Ends the ranks; returns when all their processes have ended."""
-        if not self._has_ended:
-            self.roster.set_phase(phase, why)
-        self._has_ended = True
-        self.hooks.stopped()
+        with self.driver.steady:  # another thread may find the same end
+            was_open, self._has_ended = not self._has_ended, True
+            if was_open:
+                self.roster.set_phase(phase, why)
+        if was_open:
+            self.hooks.stopped()
         for agent in self._agents if self.roster.ends else ():
             # A launcher's job is asked before it is ended from here.
             self._cause = self._cause or agent.why_ended()

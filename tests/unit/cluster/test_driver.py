@@ -25,6 +25,7 @@ from allranks.cluster.failures import ProcessExit
 from allranks.cluster.features import NotebookHooks
 from allranks.cluster.sockets import (
     DeathsKnown,
+    EventQueue,
     FromHostAgent,
     FromRank,
     InterruptRequested,
@@ -444,6 +445,26 @@ def test_a_place_that_was_taken_is_free_of_the_death_that_is_shown_afterwards(
     ranks.come(hello(1, 2))
     ranks.driver.put(FromHostAgent(Notice("text")))
     assert ranks.driver.notices == ["text"]
+
+
+def test_features_hear_once_of_the_end_that_two_threads_find() -> None:
+    roster, stops = ClusterState(2), list[str]()
+    roster.set_phase("running")
+
+    class Features:
+        def stopped(self) -> None:
+            stops.append(roster.phase)
+            if len(stops) == 1:
+                with ThreadPoolExecutor(1) as others:
+                    others.submit(Connection.close, ranks, "lost").result()
+
+    ranks: Any = SimpleNamespace(
+        roster=roster, hooks=Features(), _has_ended=False, _agents=[], step=lambda seconds: [],
+        driver=SimpleNamespace(steady=threading.RLock()), inbox=EventQueue(),
+        _finalizer=SimpleNamespace(detach=lambda: None),
+    )  # fmt: skip
+    Connection.close(ranks, "lost")
+    assert stops == ["lost"]
 
 
 def test_a_forked_process_waits_for_no_lock_that_a_thread_of_its_parent_has() -> None:
