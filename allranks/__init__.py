@@ -13,7 +13,7 @@ __version__ = "0.2.0"
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
 
-    from allranks.cluster.calls import CapturedOutput as CapturedOutput
+    from allranks.cluster.cell_run import CapturedOutput as CapturedOutput
     from allranks.cluster.cluster import Cluster as Cluster
     from allranks.features.horovod_alias.run import run as run
 
@@ -31,7 +31,7 @@ def __getattr__(name: str) -> Any:
 
         return Cluster
     if name == "CapturedOutput":
-        from allranks.cluster.calls import CapturedOutput
+        from allranks.cluster.cell_run import CapturedOutput
 
         return CapturedOutput
     if name == "widgets":

@@ -1,46 +1,20 @@
-"""Calls of several threads on the same ranks, each in its turn; and what calls print."""
+"""Calls of several threads on the same ranks, each in its turn."""
 
 from __future__ import annotations
 
 import threading
-from collections import defaultdict
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from queue import Empty, SimpleQueue
 from typing import Any
 
-from allranks.cluster.cell_run import HiddenView
 from allranks.cluster.state import ClusterState
 from allranks.records.deferred import deferred
-from allranks.records.wire import Output
 
 #: An interrupt may come just where a thread is about to wake others: they look again by themselves.
 #: To defer it there would make each cell longer.
 _LOOK_SECONDS = 1.0
-
-
-class CapturedOutput(HiddenView):
-    """A view that shows nothing, and has what each rank printed: ``captured[0]`` is rank 0's text.
-
-    Displays are in it as text. For the whole output, including long output, see the logs.
-    """
-
-    def __init__(self) -> None:
-        self._parts = defaultdict[int, list[str]](list)
-        self.notices: list[str] = []
-        """Lines about the call as a whole."""
-        super().__init__(self._take, self.notices.append, is_read=True)
-
-    def _take(self, batch: Output) -> None:
-        for kind, *rest in batch.entries:
-            if kind in ("out", "err"):
-                self._parts[batch.rank].append(rest[0])
-            elif kind in ("display", "result"):
-                self._parts[batch.rank].append(f"{rest[0].get('text/plain', '')}\n")
-
-    def __getitem__(self, rank: int) -> str:
-        return "".join(self._parts.get(rank, ()))
 
 
 class _ThreadEnd:
@@ -80,6 +54,25 @@ class Turns:
         """Has the threads that wait look again: the ``caller`` of the ranks has changed."""
         _wake(self._waiting)
 
+    @property
+    def is_of_another(self) -> bool:
+        """Whether a call of another thread runs: that one handles what comes from the ranks."""
+        caller = self._ranks.caller
+        if caller in (0, threading.get_ident()):
+            return False
+        # Else it has begun a cell, and has ended without a wait for it.
+        return any(thread.ident == caller for thread in threading.enumerate())
+
+    def await_own(self, seconds: float) -> None:
+        """Returns when a call of another thread may have ended, or after some seconds."""
+        changed: SimpleQueue[None] = SimpleQueue()
+        self._waiting.append(changed)
+        try:
+            if self.is_of_another:  # it may have ended before
+                _await(changed, seconds)
+        finally:
+            self._waiting.remove(changed)
+
     @contextmanager
     def taken(self) -> Iterator[None]:
         """Within, it is the turn of this thread."""
@@ -104,7 +97,7 @@ class Turns:
                     while not (took := self._take()):
                         interrupt.leave()
                         _await(changed)
-                    while self._ranks.caller in _other_threads():
+                    while self.is_of_another:
                         interrupt.leave()
                         _await(changed)
                 finally:
@@ -162,15 +155,11 @@ def _submitted_calls() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(1, "allranks-calls")
 
 
-def _await(changed: SimpleQueue[None]) -> None:
+def _await(changed: SimpleQueue[None], seconds: float = _LOOK_SECONDS) -> None:
     with suppress(Empty):
-        changed.get(timeout=_LOOK_SECONDS)
+        changed.get(timeout=seconds)
 
 
 def _wake(waiting: list[SimpleQueue[None]]) -> None:
     for changed in [*waiting]:
         changed.put(None)
-
-
-def _other_threads() -> set[int | None]:
-    return {thread.ident for thread in threading.enumerate()} - {threading.get_ident()}

@@ -153,6 +153,29 @@ class HiddenView:
     telemetry = left = name_cause = make_way = refresh = finish = _drop
 
 
+class CapturedOutput(HiddenView):
+    """A view that shows nothing, and has what each rank printed: ``captured[0]`` is rank 0's text.
+
+    Displays are in it as text. For the whole output, including long output, see the logs.
+    """
+
+    def __init__(self) -> None:
+        self._parts = defaultdict[int, list[str]](list)
+        self.notices: list[str] = []
+        """Lines about the call as a whole."""
+        super().__init__(self._take, self.notices.append, is_read=True)
+
+    def _take(self, batch: Output) -> None:
+        for kind, *rest in batch.entries:
+            if kind in ("out", "err"):
+                self._parts[batch.rank].append(rest[0])
+            elif kind in ("display", "result"):
+                self._parts[batch.rank].append(f"{rest[0].get('text/plain', '')}\n")
+
+    def __getitem__(self, rank: int) -> str:
+        return "".join(self._parts.get(rank, ()))
+
+
 def show_late(late: list[Output], view: View) -> None:
     """Shows what ranks have written since their last cell, and removes it."""
     if isinstance(view, HiddenView):

@@ -11,8 +11,8 @@ from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
 
 from allranks import own_files
-from allranks.cluster.calls import CapturedOutput, Turns
-from allranks.cluster.cell_run import CellRun, HiddenView, View, show_late
+from allranks.cluster.calls import Turns
+from allranks.cluster.cell_run import CapturedOutput, CellRun, HiddenView, View, show_late
 from allranks.cluster.connection import Connection
 from allranks.cluster.failures import NEXT_CELL, RankStatus, read_statuses
 from allranks.cluster.features import NotebookHooks
@@ -103,7 +103,11 @@ class Cells:
         """Makes a connection of this kind, and has it from now on."""
         kept_dirs = self.kept.paths if self.kept is not None else ()
         self._connection = made = kind(
-            self.roster, hooks=self.hooks, kept_dirs=kept_dirs, **self._options
+            self.roster,
+            hooks=self.hooks,
+            kept_dirs=kept_dirs,
+            turns=self.turns,
+            **self._options,
         )
         self.turns.wake()
         return made

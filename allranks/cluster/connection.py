@@ -18,9 +18,10 @@ from typing import Any, Protocol
 
 from allranks.cluster import failures, held_cells
 from allranks.cluster.agents import DeliverEvent, HostAgents, HostsContext, TakenHosts
+from allranks.cluster.calls import Turns
 from allranks.cluster.driver import AnswersSoFar, Driver
 from allranks.cluster.failures import CellRecord, ProcessExit
-from allranks.cluster.features import ClusterContext, NotebookFeature, NotebookHooks
+from allranks.cluster.features import ClusterContext, Listeners, NotebookHooks
 from allranks.cluster.function_sources import with_sources
 from allranks.cluster.host_agent import HostAgentProcess, open_sockets
 from allranks.cluster.launchers.launcher import MultiHostLauncher
@@ -104,8 +105,10 @@ class Connection:
         settings: Mapping[str, str],
         hooks: NotebookHooks | None = None,
         kept_dirs: tuple[str, ...] = (),
+        turns: Turns | None = None,
     ) -> None:
         self.roster, self.size = roster, roster.size
+        self.turns = Turns(roster, lambda: None) if turns is None else turns
         #: Applies events; other threads only handle, here, what follows for users and features.
         self.driver = Driver(roster)
         self.words = self.driver.words
@@ -128,7 +131,7 @@ class Connection:
         self._launcher = launcher
         self._cause = ""
         #: Functions of features that hear the host agents, and what they close at the end.
-        self.listeners: list[Callable[[AgentEvent, int | None], object]] = []
+        self.listeners: Listeners = {}
         self._of_features = ExitStack()
         self._numbers = itertools.count(1)
         self._delivers: dict[int, Callable[[Answer, list[bytes]], object]] = {}
@@ -262,8 +265,9 @@ class Connection:
         def deliver(event: AgentEvent, host: str) -> None:
             if not isinstance(event, Registered):  # this concerns features alone
                 wire.post(partial(driver.put, FromHostAgent(event, host)))
-            pids = (each.pid for each in agents)
-            hooks.call_each(listeners, event, next(pids, None))
+            if hear := listeners.get(type(event)):
+                pids = (each.pid for each in agents)
+                hooks.call_each(hear, event, next(pids, None))
 
         return deliver
 
@@ -325,10 +329,12 @@ class Connection:
 
     def close(self, phase: str = "stopped", why: str = "") -> None:
         """Ends the ranks; returns when all their processes have ended."""
-        if not self._has_ended:
-            self.roster.set_phase(phase, why)
-        self._has_ended = True
-        self.hooks.stopped()
+        with self.driver.steady:  # another thread may find the same end
+            was_open, self._has_ended = not self._has_ended, True
+            if was_open:
+                self.roster.set_phase(phase, why)
+        if was_open:
+            self.hooks.stopped()
         for agent in self._agents if self.roster.ends else ():
             # A launcher's job is asked before it is ended from here.
             self._cause = self._cause or agent.why_ended()
@@ -375,15 +381,15 @@ class Connection:
         wait = 0.0 if self._unhandled else seconds
         # Meanwhile no cell of another thread begins, whose first events this one would take.
         with nullcontext() if wait > 0 else self.driver.steady:
-            if handles := self.handles:
+            if not (is_of_another := self.turns.is_of_another):
                 self.driver.move_news(self._unhandled, wait)
-        if not handles:
+        if is_of_another:
             if seconds > 0:
-                time.sleep(seconds)  # the other thread handles what comes
+                self.turns.await_own(seconds)
             return pressed
         # A hook or view that calls this itself goes on with the next event, and so does the thread
         # of a cell that begins meanwhile.
-        while self.handles and (event := self._next()) is not None:
+        while not self.turns.is_of_another and (event := self._next()) is not None:
             if isinstance(event, InterruptRequested):
                 pressed.append(event)
                 continue
@@ -405,15 +411,6 @@ class Connection:
             return self._unhandled.popleft()
         except IndexError:  # between cells, another thread may have taken it
             return None
-
-    @property
-    def handles(self) -> bool:
-        """Whether this thread is to handle what comes."""
-        caller = self.roster.caller
-        if caller in (0, threading.get_ident()):
-            return True
-        # It has begun a cell, and has ended without a wait for it.
-        return all(thread.ident != caller for thread in threading.enumerate())
 
     def _take(self, record: CellRecord, payloads: list[bytes]) -> None:
         if isinstance(record, Reply) and record.report is not None:
@@ -691,7 +688,7 @@ class Connection:
     def _show_deaths(self, deaths: DeathsKnown) -> None:
         self.deaths += len(deaths.ends)
         for end in deaths.ends:
-            self.hooks.call(NotebookFeature.rank_died, end.rank)
+            self.hooks.rank_died(end.rank)
         if deaths.shown and self.run is not None and self.roster.cell is not None:
             self.run.died(deaths.ends)
 
@@ -803,9 +800,14 @@ def _start_controller(agents: list[HostAgents]) -> None:
         agent.say(Clients())
 
 
-def _end_anywhere(*held: Any) -> None:
+def _end_anywhere(
+    of_features: ExitStack, agents: list[HostAgents], wire: RankSockets, session_dir: str
+) -> None:
     """Ends what a connection holds, from any thread: garbage collection may call it."""
-    if threading.current_thread() is threading.main_thread():
+    held = of_features, agents, wire, session_dir
+    is_main = threading.current_thread() is threading.main_thread()
+    # It may come while this thread sends, and `_end` waits for one that needs the lock for that.
+    if is_main and not wire.lock._is_owned():  # type: ignore[attr-defined]
         _end(*held)
         return
     try:

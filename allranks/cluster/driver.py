@@ -134,6 +134,7 @@ class Driver:
 
     def put(self, event: Event) -> None:
         """Applies an event, and passes it on; called in the thread of the sockets."""
+        self._read_logs(event)
         with self.wire.lock:
             if self._waiting is not None:
                 self._waiting.append(event)
@@ -146,6 +147,20 @@ class Driver:
             if not (isinstance(event, FromRank) and isinstance(event.record, _OF_CELLS)):
                 for request in [*self._requests.values()]:
                     request.wake()
+
+    def _read_logs(self, event: Event) -> None:
+        """Reads what `LastWords` needs for an event, without the lock: a disk may be slow."""
+        match event:
+            case FromRank(Hello() as hello):
+                self.words.measure_log(hello)
+            case FromHostAgent(Exit(rank)):
+                self.words.read_log(rank)
+            case FromHostAgent(HostLeft(), host):
+                for rank in self._ranks_on(host):
+                    self.words.read_log(rank)
+
+    def _ranks_on(self, host: str) -> list[int]:
+        return sorted(rank for rank, name in [*self.wire.host_of.items()] if name == host)
 
     def _take(self, record: Record, payloads: list[bytes]) -> None:
         match record:
@@ -181,8 +196,7 @@ class Driver:
             case Replaces():
                 self.apply(event)
             case HostLeft():
-                there = [rank for rank, name in [*self.wire.host_of.items()] if name == host]
-                self.apply(HostLost(ProcessExit.of(event, host), tuple(sorted(there))))
+                self.apply(HostLost(ProcessExit.of(event, host), tuple(self._ranks_on(host))))
             case Exit() | LauncherExit() | AgentExit():
                 end = ProcessExit.of(event, host)
                 why = self._reasons.pop(end.rank, "")

@@ -57,6 +57,9 @@ from allranks.widgets import extensions
 from allranks.widgets.dashboard.view import Buttons, PanelButton
 from allranks.widgets.extensions import DisplayFolder, DisplayObserver, LineFolder
 
+Listener = Callable[[Event, int | None], object]
+Listeners = dict[type[Event], list[Listener]]
+
 
 @dataclass(frozen=True)
 class ClusterContext:
@@ -69,9 +72,7 @@ class ClusterContext:
         settings: the environment variables that the start's options have set in the ranks.
         log_dir: the folder of the ranks' logs.
         start_controller: has the first host start what `HostFeature.controller` has planned.
-        listeners: functions that get each event of a host agent and the agent's process, None if it
-            is not on this machine, in the thread that reads them. `Again` comes before all ranks
-            start again on other hosts.
+        listeners: by the class of an event of a host agent, what `listen` has added.
         observers: objects that get each record to and from the ranks, in any thread.
         session_dir: the folder by which other notebooks find the ranks.
         at_end: closed when the ranks are ended, or left to another notebook; from any thread.
@@ -86,12 +87,20 @@ class ClusterContext:
     settings: Mapping[str, str] = field(default_factory=dict)
     log_dir: str = ""
     start_controller: Callable[[], object] = lambda: None
-    listeners: list[Callable[[Event, int | None], object]] = field(default_factory=list)
+    listeners: Listeners = field(default_factory=dict)
     observers: list[RecordObserver] = field(default_factory=list)
     session_dir: str = ""
     at_end: ExitStack = field(default_factory=ExitStack)
     roster: ClusterState = field(default_factory=lambda: ClusterState(0))
     post: Callable[[Callable[[], object]], bool] = lambda call: False
+
+    def listen(self, hear: Listener, *kinds: type[Event]) -> None:
+        """Has a function get each event of these kinds and the agent's process, None if it is not
+        on this machine, in the thread that reads them. `Again` comes before all ranks start again
+        on other hosts.
+        """
+        for kind in kinds:
+            self.listeners.setdefault(kind, []).append(hear)
 
 
 @dataclass(frozen=True)
@@ -158,8 +167,8 @@ class NotebookFeature:
     cell: CellContext | None = None
     """The cell that runs; the core sets it."""
     in_cells = True
-    """Whether ``cell_started`` and ``cell_finished`` are called; the feature may change it at any
-    time."""
+    """Whether ``cell_started``, ``cell_finished`` and ``rank_died`` are called; the feature may
+    change it at any time."""
     holds_cells: str = ""
     """What ranks may have to answer before a cell is sent to them, for the user; empty if nothing.
     The feature may change it at any time.
@@ -552,6 +561,9 @@ class NotebookHooks(Hooks[NotebookFeature]):
         self._cell = cell or self._left
         for feature in self.features:
             feature.cell = self._cell
+
+    def rank_died(self, rank: int) -> None:
+        self.call_each(implementations(self._in_cells(), NotebookFeature.rank_died), rank)
 
     def stopped(self) -> None:
         self.call(NotebookFeature.stopped)

@@ -31,11 +31,23 @@ class LastWords:
         self._sent_nbytes: dict[int, int] = {}
         #: How long each rank's log was when its last cell ended, or it came.
         self._nbytes_before: dict[int, int] = {}
+        #: What was read of logs before their ranks come, or count as dead.
+        self._lengths: dict[int, int] = {}
+        self._tails: dict[int, str] = {}
+
+    def measure_log(self, hello: Hello) -> None:
+        """Reads the length of a log, on a disk that may be slow: `begin` needs it next."""
+        self._lengths[hello.rank] = log_length(hello.log)
+
+    def read_log(self, rank: int) -> None:
+        """Reads the end of a log, on a disk that may be slow: `death_text` needs it next."""
+        if rank in self._ranks.hellos:
+            self._tails[rank] = self._last_words(rank)
 
     def begin(self, hello: Hello) -> None:
         """Handles a new process, or one that another notebook has started."""
         self.lines.pop(hello.rank, None)
-        length = log_length(hello.log)
+        length = self._lengths.pop(hello.rank, 0)
         self._sent_nbytes[hello.rank] = self._nbytes_before[hello.rank] = length
 
     def begin_cell(self, cell: int) -> None:
@@ -72,7 +84,7 @@ class LastWords:
         """Returns how a rank died, in words that follow its name."""
         line = self.lines.get(end.rank, "")
         where = f", last seen at {line}" if line else ""
-        words = self._last_words(end.rank).splitlines()[-_LAST_LINES:]
+        words = self._tails.pop(end.rank, "").splitlines()[-_LAST_LINES:]
         last = f"; its last lines: {' │ '.join(words)[-_LAST_CHARACTERS:]}" if words else ""
         return f"{end.how(explain=False)}{where}{last}"
 

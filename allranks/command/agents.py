@@ -20,7 +20,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from allranks.cluster.calls import CapturedOutput
+from allranks.cluster.cell_run import CapturedOutput
 from allranks.cluster.cluster import Cluster
 from allranks.cluster.failures import RankStatus, plain, read_statuses
 from allranks.cluster.options import ClusterOptions

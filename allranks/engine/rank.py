@@ -205,6 +205,8 @@ class Rank:
             if self._loop is None:
                 return
             if kernel.is_shut_down:
+                # ZeroMQ says when it has sent all only to a thread that closes all sockets of the
+                # context, and other threads use them.
                 time.sleep(LAST_ANSWER_SECONDS)
                 return
             run = self._loop.run_forever

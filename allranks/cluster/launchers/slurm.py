@@ -318,7 +318,7 @@ def _why_ended(number: str) -> str:
             state = "TIMEOUT"
         if state != "COMPLETING" or time.monotonic() > deadline:
             break
-        time.sleep(_POLL_SECONDS)
+        time.sleep(_POLL_SECONDS)  # Slurm can only be asked: it sends no event for a state of a job
     if state in ("", "RUNNING", "COMPLETED", "COMPLETING"):
         return ""
     limit = f" of {found.get('TimeLimit')}" if state == "TIMEOUT" else ""

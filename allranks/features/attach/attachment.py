@@ -14,7 +14,8 @@ is one line about the cluster. After ``attach``, the agent's events follow.
 
 Two answers wait for an event. That to ``watch`` comes when the notebook that has the ranks has sent
 ``listens``, so it can be connected to. That to ``released`` comes when the process that the request
-names as ``holder`` has the ranks no longer. Both come when no notebook has them.
+names as ``holder`` has the ranks no longer. Both come when no notebook has them; with 0 as
+``holder``, the answer to ``released`` comes when one has them again.
 """
 
 from __future__ import annotations

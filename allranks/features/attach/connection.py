@@ -130,15 +130,16 @@ class AttachedConnection(Connection):
             if not self.closed:
                 self.release(DETACHED)
             raise
+        # Ranks that died while no notebook was attached have sent no Hello to this one.
+        for rank, end in gone.items():
+            one = self.roster.hellos[min(told)]
+            log, host = os.path.join(self.log_dir, f"rank-{rank}.log"), end.host or one.host
+            hello = replace(one, rank=rank, local_rank=rank, host=host, pid=end.pid, log=log)
+            self.apply(DiedBefore(hello))
+            self.words.read_log(rank)
         with self.driver.steady:
             self.roster.set_phase("running")
             self.driver.early = None
-            # Ranks that died while no notebook was attached have sent no Hello to this one.
-            for rank, end in gone.items():
-                one = self.roster.hellos[min(told)]
-                log, host = os.path.join(self.log_dir, f"rank-{rank}.log"), end.host or one.host
-                hello = replace(one, rank=rank, local_rank=rank, host=host, pid=end.pid, log=log)
-                self.apply(DiedBefore(hello))
             for event in early.events:
                 self.apply(event)
         return told

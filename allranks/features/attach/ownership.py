@@ -39,16 +39,23 @@ class Ownership(NotebookFeature):
 
     in_cells = False
 
+    def __init__(self) -> None:
+        #: Called when this notebook has the ranks no longer, in any thread.
+        self.when_left: Callable[[], object] = lambda: None
+
     def started(self, cluster: ClusterContext) -> None:
         self.feed = WatcherFeed()
         self._roster = cluster.roster
         self.set(0.0, False)
         cluster.observers.append(self.feed)
-        cluster.listeners.append(partial(_open, self.feed, cluster.session_dir))
+        cluster.listen(partial(_open, self.feed, cluster.session_dir), Watched)
 
     def set(self, stays: float, shared: bool) -> None:
         self.stays, self.shared = stays, shared
         self.in_cells = bool(stays) or shared
+
+    def stopped(self) -> None:
+        self.when_left()
 
     def cell_finished(self) -> None:
         # A notebook that attaches later then does not show the cell again, nor one that a feature
@@ -58,10 +65,9 @@ class Ownership(NotebookFeature):
             self.cell.ask_soon(SEEN, seen, _drop, range(self._roster.size))
 
 
-def _open(feed: WatcherFeed, folder: str, event: Event, pid: int | None) -> None:
-    if isinstance(event, Watched):
-        feed.open(folder)
-        say_listens(folder)  # also if that has failed: then the connection does, at once
+def _open(feed: WatcherFeed, folder: str, _event: Event, _pid: int | None) -> None:
+    feed.open(folder)
+    say_listens(folder)  # also if that has failed: then the connection does, at once
 
 
 def _drop(answer: Answer) -> None:

@@ -397,6 +397,20 @@ def watch(folder: str, seen: int) -> socket.socket:
     return _ask_holder(folder, {"want": "watch", "seen": seen})
 
 
+async def next_holder(folder: str, holder: int) -> None:
+    """Returns once the process ``holder`` has the ranks no longer, with 0 once a notebook has them;
+    also if they have ended.
+    """
+    path = os.path.join(folder, NOTEBOOKS_DOOR)
+    request = {"want": "released", "notebook": own_notebook(), "holder": holder}
+    with (
+        suppress(OSError),
+        await asyncio.to_thread(_asked, path, request, limits.VISIT_SECONDS) as connection,
+    ):
+        connection.setblocking(False)
+        await asyncio.get_running_loop().sock_recv(connection, 1)
+
+
 async def messages(connection: socket.socket) -> AsyncIterator[tuple[dict[str, Any], list[bytes]]]:
     """Yields the messages of the notebook that holds the ranks, until it closes.
 

@@ -15,6 +15,7 @@ import weakref
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 from allranks.cluster.cluster import Cluster
@@ -29,9 +30,8 @@ from allranks.magics.session import DEFAULT, NOTHING, Session
 from allranks.records.ranks import label
 from allranks.widgets.dashboard.view import cell_view
 
-_TICK_SECONDS = 0.1
-_AGAIN_SECONDS = 0.05
-_LOOKS = 10
+#: For so long ranks may be between two notebooks.
+_BETWEEN_SECONDS = 1.5
 _MEMBERS = (
     "The ensemble that ran is interrupted: its results were with its notebook. Run its cell again; "
     "with --store it goes on with the members that have not finished."
@@ -361,31 +361,42 @@ class SharedSession(Session):
     async def _show(self, folder: str, holder: int, door: socket.socket | None) -> None:
         # Until the ranks have ended.
         found: sessions.SessionInfo | None
-        seen = looks = 0
+        seen, left, loop = 0, asyncio.Event(), asyncio.get_running_loop()
+
+        def note_left() -> None:
+            with suppress(RuntimeError):  # the kernel is ending: its loop is closed already
+                loop.call_soon_threadsafe(left.set)
+
+        self._own.when_left = note_left
         while True:
             if door is not None:
                 watched = WatchedCells(f"the notebook of process {holder}")
                 await watched.show(door)
                 seen, door = max(seen, watched.cell), None
-            await asyncio.sleep(_AGAIN_SECONDS)
-            if self.running is not None:
-                continue
+            while self.running is not None:
+                await left.wait()
+                left.clear()
             try:
                 found = await asyncio.to_thread(sessions.visit_to_watch, folder)
             except UsageError:  # no answer yet
                 continue
             if found is None:
                 break
+            changes = partial(sessions.next_holder, folder, found.holder)
             if found.holder in (0, os.getpid()):
-                looks += 1
-                if looks == _LOOKS:  # before that, the ranks may be between two notebooks
+                try:
+                    await asyncio.wait_for(changes(), _BETWEEN_SECONDS)
+                except TimeoutError:
                     print(f"{found.name}: {sessions.whose(found)}.", flush=True)
-                await asyncio.sleep(_TICK_SECONDS)
+                    await changes()
                 continue
-            holder, looks = found.holder, 0
+            holder = found.holder
             seen = max(seen, self.joined.count if self.joined is not None else 0)
-            with suppress(OSError):  # it ends just now
+            try:
                 door = await asyncio.to_thread(sessions.watch, folder, seen)
+            except OSError:  # it ends just now, or cannot listen: it tries that when it is visited
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(changes(), _BETWEEN_SECONDS)
         if self.joined is not None:
             print(f"{self.joined.ranks} have ended.", flush=True)
             self.joined = None

@@ -37,6 +37,7 @@ _OF_MEMBERS = "member-"
 class RankEnsemble(RankFeature):
     """Runs members one after the other; each leaves the rank's variables as they were."""
 
+    dormant = True  # until members have several ranks
     records = (RunMember,)
     requests = frozenset({requests.MEMBERS})
     notebook_magics = ("ensemble",)
@@ -86,6 +87,8 @@ class RankEnsemble(RankFeature):
             return {}
         if ranks_each not in self._worlds:
             self._worlds[ranks_each] = under_mpi.divide(ranks_each)
+            if ranks_each > 1:
+                self._context.activate(self)
         part = self._worlds[ranks_each]
         return {"epoch": part.epoch, "dirty": part.unfinished or bool(part.traffic)}
 

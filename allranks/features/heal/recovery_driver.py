@@ -114,7 +114,7 @@ def start_again(ranks: Connection) -> dict[str, list[int]]:
     """Starts all ranks again on the hosts that are left; returns the ranks of each, which is empty
     if no host is left. They are up once the roster misses none.
     """
-    ranks.hooks.call_each(ranks.listeners, Again(), None)
+    ranks.hooks.call_each(ranks.listeners.get(Again, ()), Again(), None)
     agents = ranks.agent
     # Before the hosts hear of it: what comes from then on is of the new ranks.
     if not agents.relocate(lambda hosts: ranks.apply(StartsAgain(hosts))):

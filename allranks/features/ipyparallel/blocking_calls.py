@@ -277,8 +277,11 @@ def _not_ended(result: Any, call: str, ranks: Collection[int], others: Collectio
         "be in a call that does not return to Python."
     )
     if not _own_engines(result._client):
-        there = "in the notebook that has the ranks"
-        return f"{line} To see what {it} {react}, type {there}: %distributed status"
+        # A command that is typed there waits for the end of a cell.
+        return (
+            f"{line} To see what {it} {react}, look at the sidebar of the notebook that has the "
+            "ranks, or, while no cell runs there, type there: %distributed status"
+        )
     return (
         f"{line} To end {label(left)} with {its} variables, type: "
         f'ranks.client().send_signal("SIGKILL", targets={left})'

@@ -48,7 +48,7 @@ class RankClients:
         #: That the end of the ranks finds all files that the agent's thread writes.
         self._files_lock = threading.Lock()
         self._is_over = False
-        ranks.listeners.append(self._hear)
+        ranks.listen(self._hear, Controller, Registered, ControllerExit, AgentExit, Again)
         ranks.at_end.callback(self._end)
 
     def _hear(self, event: Event, pid: int | None) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import allranks
-from allranks.cluster.calls import CapturedOutput
+from allranks.cluster.cell_run import CapturedOutput
 from allranks.cluster.failures import NEXT_CELL
 from allranks.cluster.variables import OnRank
 from allranks.errors import (

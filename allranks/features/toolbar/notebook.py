@@ -67,7 +67,7 @@ class Toolbar(AskingFeature):
         self._ended.clear()
         self.in_cells = getattr(get_ipython(), "kernel", None) is not None
         if self.in_cells:
-            cluster.listeners.append(self._hear)
+            cluster.listen(self._hear, Exit)
             _open_comm()
             # Not asked for: the page may learn only by this message that the kernel has the comm.
             if _of_notebook() is self and cluster.starts_ranks:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import time
+from functools import cached_property
 from typing import Any
 
 from allranks.cluster.features import CellContext, ClusterContext, NotebookFeature
@@ -51,9 +52,13 @@ class WatchedCell:
         """Whether an optimizer has: also ranks that each train a model alone are compared."""
         self.said = ""
         """What was shown while the cell ran."""
-        self.logged = NotNumbers()
-        self._logs = False
+        self.logs = False
+        """Whether a rank has logged values."""
         self._replies: dict[int, Reply] = {}
+
+    @cached_property
+    def logged(self) -> NotNumbers:
+        return NotNumbers()
 
     def take(self, record: Record, payloads: list[bytes]) -> None:
         if isinstance(record, Timings) and not self.loops:
@@ -62,8 +67,8 @@ class WatchedCell:
             self.trains = self.trains or record.optimizer_steps >= LEAST_STEPS
         elif isinstance(record, Points):
             self.logged.take(record, payloads[0])
-            if not self._logs:
-                self._logs = True
+            if not self.logs:
+                self.logs = True
                 self.cell.poll(self._say_nan)
         elif isinstance(record, Reply):
             self._replies[record.rank] = record
@@ -150,7 +155,8 @@ class NotebookVerdict(NotebookFeature):
         self.arriving = ()
         if watched is None or time.monotonic() - watched.began < _LEAST_SECONDS:
             return
-        if not watched.loops and not watched.trains and not watched.logged.causes():
+        logs_nan = watched.logs and watched.logged.causes()
+        if not watched.loops and not watched.trains and not logs_nan:
             return
         try:
             line = self._line_of(watched)

@@ -43,6 +43,17 @@ def test_an_interrupt_ends_the_wait_for_a_turn_and_leaves_no_lock_taken():
     turns.end_submitted(wait=True)
 
 
+def test_a_thread_waits_for_the_end_of_anothers_call_without_looking_again():
+    roster = ClusterState(1)
+    turns = Turns(roster, lambda: None)
+    roster.begin_cell(1, [0], threading.get_ident())
+    waiting = turns.submit(turns.await_own, 600)
+    roster.end_cell()
+    turns.wake()
+    turns.end_submitted(wait=True)
+    assert waiting.result() is None
+
+
 def test_a_call_that_is_submitted_while_the_others_are_ended_is_made_in_the_next_thread():
     turns = Turns(lambda: 0, lambda: None)
     ended = turns._executor

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, nullcontext
 from functools import partial
 from pathlib import Path
+from queue import SimpleQueue
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from allranks.cluster import connection, last_words
+from allranks.cluster.calls import Turns
 from allranks.cluster.cell_run import CellRun, HiddenView
 from allranks.cluster.connection import Connection
 from allranks.cluster.driver import Driver
@@ -20,6 +25,7 @@ from allranks.cluster.failures import ProcessExit
 from allranks.cluster.features import NotebookHooks
 from allranks.cluster.sockets import (
     DeathsKnown,
+    EventQueue,
     FromHostAgent,
     FromRank,
     InterruptRequested,
@@ -58,9 +64,8 @@ class Ranks:
         Connection.end_cell,
     )
     _put_back = Connection._put_back
-    note_deaths, handles, _next, _handle, _take, _show_deaths = (
+    note_deaths, _next, _handle, _take, _show_deaths = (
         Connection.note_deaths,
-        Connection.handles,
         Connection._next,
         Connection._handle,
         Connection._take,
@@ -72,6 +77,7 @@ class Ranks:
     def __init__(self, wire: RankSockets, driver: Driver, roster: ClusterState) -> None:
         self._wire, self.driver, self.roster = wire, driver, roster
         self.words, self.inbox, self.hooks = driver.words, driver.inbox, NotebookHooks(())
+        self.turns = Turns(roster, lambda: None)
         self.run: CellRun | None = None
         self.late: list[Output] = []
         self._unhandled, self._delivers = deque[Any](), dict[int, Any]()
@@ -190,6 +196,27 @@ def test_ranks_hear_of_a_death_before_the_commands_of_a_thread_that_knows_of_it(
     assert told == ["the death", "the recovery"]
 
 
+def test_other_threads_can_send_while_logs_are_read(
+    ranks: Ranks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    free = list[bool]()
+
+    def note() -> None:
+        with ThreadPoolExecutor(1) as others:
+            free.append(others.submit(ranks._wire.lock.acquire, blocking=False).result())
+            if free[-1]:
+                others.submit(ranks._wire.lock.release).result()
+
+    monkeypatch.setattr(last_words, "log_length", lambda path: note() or 7)
+    monkeypatch.setattr(last_words, "log_tail", lambda path, offset: note() or f"from {offset}")
+    ranks.come(hello(1, 2))
+    ranks.die(1, 2)
+    assert free == [True, True]
+    ((_, record),) = ranks.sent
+    assert isinstance(record, Died)
+    assert record.how == "was killed by signal 9 (SIGKILL); its last lines: from 7"
+
+
 def test_events_before_the_state_is_that_of_these_ranks_are_applied_afterwards() -> None:
     roster = ClusterState(2)
     driver = Driver(roster)
@@ -301,7 +328,7 @@ def test_while_a_thread_waits_for_its_cell_another_one_shows_nothing_of_it(ranks
     ranks.inbox.put(InterruptRequested())
     with ThreadPoolExecutor(1) as others:
         assert others.submit(ranks.step, 0).result() == []
-        assert not others.submit(lambda: ranks.handles).result()
+        assert not others.submit(lambda: not ranks.turns.is_of_another).result()
         assert shown == []
         assert ranks.step(0) == [InterruptRequested()]
     assert shown == ["a"]
@@ -311,6 +338,18 @@ def test_while_a_thread_waits_for_its_cell_another_one_shows_nothing_of_it(ranks
     with ThreadPoolExecutor(1) as others:
         others.submit(ranks.step, 0).result()
     assert (shown, run.settled()) == (["a", "b"], True)
+
+
+def test_a_thread_waits_for_the_end_of_anothers_cell_before_it_handles_what_comes(
+    ranks: Ranks,
+) -> None:
+    begin(ranks, [])
+    waits = list[float]()
+    ranks.turns.await_own = waits.append  # type: ignore[method-assign]
+    with ThreadPoolExecutor(1) as others:
+        for seconds in (0, 0.01):
+            others.submit(ranks.step, seconds).result()
+    assert waits == [0.01]
 
 
 def test_a_request_of_another_thread_is_answered_while_a_cell_runs(ranks: Ranks) -> None:
@@ -408,6 +447,26 @@ def test_a_place_that_was_taken_is_free_of_the_death_that_is_shown_afterwards(
     assert ranks.driver.notices == ["text"]
 
 
+def test_features_hear_once_of_the_end_that_two_threads_find() -> None:
+    roster, stops = ClusterState(2), list[str]()
+    roster.set_phase("running")
+
+    class Features:
+        def stopped(self) -> None:
+            stops.append(roster.phase)
+            if len(stops) == 1:
+                with ThreadPoolExecutor(1) as others:
+                    others.submit(Connection.close, ranks, "lost").result()
+
+    ranks: Any = SimpleNamespace(
+        roster=roster, hooks=Features(), _has_ended=False, _agents=[], step=lambda seconds: [],
+        driver=SimpleNamespace(steady=threading.RLock()), inbox=EventQueue(),
+        _finalizer=SimpleNamespace(detach=lambda: None),
+    )  # fmt: skip
+    Connection.close(ranks, "lost")
+    assert stops == ["lost"]
+
+
 def test_a_forked_process_waits_for_no_lock_that_a_thread_of_its_parent_has() -> None:
     wire = SimpleNamespace(lock=threading.RLock())
     with ThreadPoolExecutor(1) as parents:
@@ -415,3 +474,22 @@ def test_a_forked_process_waits_for_no_lock_that_a_thread_of_its_parent_has() ->
         forked: Any = SimpleNamespace(_wire=wire, _finalizer=SimpleNamespace(detach=lambda: None))
         Connection.leave_to_parent(forked)
         assert wire.lock.acquire(blocking=False)
+
+
+@pytest.mark.parametrize("has_lock", [False, True])
+def test_garbage_is_ended_in_another_thread_while_this_one_has_the_lock(
+    tmp_path: Path, has_lock: bool
+) -> None:
+    ends = SimpleQueue[int]()
+    lock = threading.RLock()
+    wire = SimpleNamespace(lock=lock, close=lambda: ends.put(threading.get_ident()))
+
+    class Held:
+        """What nothing refers to in the end."""
+
+    held = Held()
+    folder = str(tmp_path / "session")
+    weakref.finalize(held, connection._end_anywhere, ExitStack(), [], wire, folder)
+    with lock if has_lock else nullcontext():
+        del held
+    assert (ends.get(timeout=60) != threading.get_ident()) == has_lock

@@ -1,13 +1,16 @@
 """The hooks of the notebook's features around a cell."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
 from allranks.cluster import features
 from allranks.cluster.cluster import Cluster
-from allranks.cluster.features import CellContext, NotebookFeature, NotebookHooks
+from allranks.cluster.connection import Connection
+from allranks.cluster.features import CellContext, ClusterContext, NotebookFeature, NotebookHooks
 from allranks.errors import UsageError
+from allranks.records.agent import Again, Exit, Notice
 from allranks.records.wire import Interrupt
 
 CELL = CellContext(
@@ -99,3 +102,32 @@ def test_ranks_on_several_hosts_are_refused_where_no_feature_starts_them(no_feat
     with pytest.raises(UsageError, match=r"--on ssh:h1:2,h2:2, found none.*Install it again"):
         Cluster(launcher="ssh:h1:2,h2:2")
     assert Cluster(2, launcher="local").size == 2
+
+
+def test_features_hear_only_the_events_of_host_agents_that_they_listen_for():
+    heard, context = [], ClusterContext(2, lambda *_: None, starts_ranks=True)
+    context.listen(lambda event, pid: heard.append((event, pid)), Again, Exit)
+    context.listen(lambda event, pid: heard.append((event, pid)), Again)
+    ranks = SimpleNamespace(
+        driver=SimpleNamespace(put=list), _wire=SimpleNamespace(post=lambda call: True),
+        hooks=NotebookHooks(()), listeners=context.listeners, _agents=[],
+    )  # fmt: skip
+    deliver = Connection._agent_listener(ranks)
+    end = Exit(1, 7, -9, by_launcher=False)
+    for event in (Notice("text"), end, Again()):
+        deliver(event, "")
+    assert heard == [(end, None), (Again(), None), (Again(), None)]
+
+
+def test_a_feature_that_takes_no_part_in_cells_hears_of_no_death():
+    class Mourns(NotebookFeature):
+        in_cells = False
+
+        def rank_died(self, rank):
+            died.append(rank)
+
+    died, hooks = [], NotebookHooks([Mourns])
+    hooks.rank_died(0)
+    hooks.features[0].in_cells = True
+    hooks.rank_died(1)
+    assert died == [1]

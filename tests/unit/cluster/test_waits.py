@@ -53,8 +53,9 @@ def test_the_errors_of_events_that_come_together_are_all_raised_each_once():
     inbox.put(InterruptRequested())
     driver = SimpleNamespace(move_news=inbox.move, steady=nullcontext())
     ranks = SimpleNamespace(
-        inbox=inbox, driver=driver, handles=True, _unhandled=deque(), _handle=handle
-    )
+        inbox=inbox, driver=driver, _unhandled=deque(), _handle=handle,
+        turns=SimpleNamespace(is_of_another=False),
+    )  # fmt: skip
     ranks._next = partial(Connection._next, ranks)
     with pytest.raises(ValueError, match="cannot show a") as failed:
         Connection.step(ranks, 0)

@@ -283,7 +283,11 @@ def test_no_notebook_is_advised_to_kill_ranks_of_another_one(get, others, monkey
     others._reacts, others._client.runs = False, None
     with pytest.raises(CellInterrupted, match="rank 1 does not react") as told:
         get(others)
-    assert str(told.value).endswith("in the notebook that has the ranks: %distributed status")
+    # A command that is typed there waits for the end of a cell.
+    assert str(told.value).endswith(
+        "To see what it does, look at the sidebar of the notebook that has the ranks, or, while no "
+        "cell runs there, type there: %distributed status"
+    )
 
 
 def test_the_wait_of_a_cell_itself_ends_as_with_ipyparallel(get):

@@ -252,11 +252,15 @@ def test_a_profile_without_a_cluster_is_that_of_the_ranks(security, connected):
     assert connected == [(OWN, {"profile": "mpi"})]
 
 
+def hears(ranks):
+    """Returns what passes an event of a host agent on to those that listen for it."""
+    return lambda event, pid: [one(event, pid) for one in ranks.listeners.get(type(event), ())]
+
+
 def test_who_asks_for_a_client_learns_that_the_controller_has_ended():
     ranks = ClusterContext(2, lambda *_: None, starts_ranks=True, log_dir="/logs")
     clients = RankClients(ranks)
-    for hear in ranks.listeners:
-        hear(ControllerExit(-9), None)
+    hears(ranks)(ControllerExit(-9), None)
     with pytest.raises(UsageError, match=r"it was killed by signal 9.*controller\.log"):
         clients.client()
     ranks.at_end.close()
@@ -277,7 +281,7 @@ ENDS = {
 def test_clients_end_with_their_ranks_and_say_why(followed, end, why):
     ranks = ClusterContext(2, lambda *_: None, starts_ranks=True)
     RankClients(ranks)
-    (hear,) = ranks.listeners
+    hear = hears(ranks)
     hear(Controller({"key": "ours"}, {}), None)
     end(ranks, hear)
     with pytest.raises(UsageError, match=why):
@@ -295,7 +299,7 @@ ADVICE = [
 def test_a_client_without_ranks_says_what_to_type_now(monkeypatch, followed, running, says):
     ranks = ClusterContext(2, lambda *_: None, starts_ranks=True)
     RankClients(ranks)
-    (hear,) = ranks.listeners
+    hear = hears(ranks)
     hear(Controller({"key": "ours"}, {}), None)
     ranks.at_end.close()
     monkeypatch.setattr(cluster, "session", SimpleNamespace(running=running))
@@ -306,7 +310,7 @@ def test_a_client_without_ranks_says_what_to_type_now(monkeypatch, followed, run
 def test_a_client_outlives_that_another_notebook_has_its_ranks(followed):
     ranks = ClusterContext(2, lambda *_: None, starts_ranks=True)
     RankClients(ranks)
-    (hear,) = ranks.listeners
+    hear = hears(ranks)
     hear(Controller({"key": "ours"}, {}), None)
     ranks.roster.set_phase("stopped", "another notebook has them")
     ranks.at_end.close()
@@ -486,7 +490,7 @@ def test_files_name_the_notebook_are_removed_at_the_end_and_not_written_after_it
     monkeypatch.setenv("JPY_SESSION_NAME", "/course/lab.ipynb")
     ranks = ClusterContext(2, lambda *_: None, starts_ranks=True)
     RankClients(ranks)
-    (hear,) = ranks.listeners
+    hear = hears(ranks)
     hear(Registered({"of": "this notebook"}, {}), None)
     named = {"of": "this notebook", "allranks_notebook": "/course/lab.ipynb"}
     assert json.loads((security / FILE).read_text()) == named

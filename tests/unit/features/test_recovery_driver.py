@@ -39,7 +39,7 @@ class Ranks:
     """
 
     size, log_dir, can_relocate, inbox = 6, "/logs", True, SimpleNamespace()
-    inbox.hearing_interrupts, hooks, listeners = nullcontext, NotebookHooks(()), ()
+    inbox.hearing_interrupts, hooks, listeners = nullcontext, NotebookHooks(()), {}
 
     def __init__(self, events: dict[str, list[Event | None]]) -> None:
         self.roster, self.events = ClusterState(6), events
@@ -202,7 +202,7 @@ def test_the_loss_of_a_host_just_when_all_start_again_is_known(is_over):
         return True
 
     agents = SimpleNamespace(relocate=relocate, hosts=lambda: hosts)
-    parts = {"hooks": NotebookHooks(()), "listeners": [], "agent": agents}
+    parts = {"hooks": NotebookHooks(()), "listeners": {}, "agent": agents}
     step = list[InterruptRequested]
     ranks = SimpleNamespace(**parts, roster=roster, step=lambda seconds: step(), apply=roster.apply)
     assert start_again(ranks) == hosts

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import socket
@@ -10,13 +11,17 @@ import sys
 import threading
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
+from allranks.cluster.state import ClusterState
 from allranks.errors import UsageError
 from allranks.features.attach import sessions
 from allranks.features.attach.records import WATCHERS_DOOR
+from allranks.features.attach.watched_cells import Joined
 from allranks.records.config import NOTEBOOKS_DOOR
+from tests.unit.features.test_shared_session import new_session
 
 ABOUT = {
     "pid": 7,
@@ -115,6 +120,44 @@ def test_who_borrows_ranks_waits_for_their_release_or_the_end_of_their_notebook(
                 found = sessions.borrow(str(tmp_path))
     assert found.holder == 0
     assert [(one["want"], one["holder"]) for one in asked] == [("watch", 0), ("released", 7)]
+
+
+def show(session, folder, capsys):
+    """Returns what a notebook that watches ranks shows until they have ended."""
+    session.joined = Joined("7f3a", str(folder), 4, guest=True)
+    asyncio.run(session._show(str(folder), 7, None))
+    return capsys.readouterr().out
+
+
+def test_a_notebook_that_watches_ranks_without_one_waits_until_one_has_them(tmp_path, capsys):
+    session, ends = new_session(), sessions._TRIES * [b""]
+    with host_agent(tmp_path, told(0), told(9), *ends) as asked:
+        assert show(session, tmp_path, capsys) == "ranks 0–3 of 7f3a have ended.\n"
+    wants = [(one["want"], one["holder"]) for one in asked]
+    assert wants == [("watch", 0), ("released", 0), *len(ends) * [("watch", 0)]]
+
+
+def test_a_notebook_that_watches_ranks_looks_for_them_when_it_has_them_no_longer(
+    tmp_path, capsys, monkeypatch
+):
+    session, roster, visits = new_session(), ClusterState(4), []
+    session._cluster = SimpleNamespace(roster=roster)
+    roster.set_phase("running")
+    monkeypatch.setattr(sessions, "visit_to_watch", lambda folder: visits.append(roster.phase))
+
+    def stop():
+        roster.set_phase("stopped")
+        session.hooks.stopped()
+
+    async def watch():
+        loop = asyncio.get_running_loop()
+        session.joined = Joined("7f3a", str(tmp_path), 4, guest=True)
+        loop.call_later(0, lambda: loop.run_in_executor(None, stop))
+        await session._show(str(tmp_path), 7, None)
+
+    asyncio.run(watch())
+    assert visits == ["stopped"]
+    assert capsys.readouterr().out == "ranks 0–3 of 7f3a have ended.\n"
 
 
 def test_ranks_that_their_notebook_does_not_release_are_still_its_own(tmp_path, monkeypatch):

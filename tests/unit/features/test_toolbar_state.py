@@ -54,7 +54,7 @@ def page(monkeypatch: pytest.MonkeyPatch) -> Any:
         notebook._send_state(ranks, answers)
         return sent[-1]
 
-    return SimpleNamespace(ranks=ranks, waits=waits, hear=context.listeners[0], state=state)
+    return SimpleNamespace(ranks=ranks, waits=waits, hear=context.listeners[Exit][0], state=state)
 
 
 def test_a_rank_that_died_beside_cells_is_dead_and_not_silent(page: Any) -> None:
@@ -75,7 +75,7 @@ def test_a_rank_that_died_beside_cells_is_dead_and_not_silent(page: Any) -> None
 def test_ranks_are_not_asked_after_a_death_where_no_page_can_show_it() -> None:
     context = ClusterContext(2, lambda *_: None, False)
     Toolbar().started(context)
-    assert context.listeners == []
+    assert not context.listeners
 
 
 def test_a_process_that_has_taken_the_place_of_a_dead_one_is_not_dead(page: Any) -> None:
