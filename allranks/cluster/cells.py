@@ -369,7 +369,8 @@ class Cells:
                     f"Type: {self.hooks.replaces_ranks}   or leave {label(gone)} out: -r"
                 )
             connection.await_clients(chosen, tell)
-            renew(connection, tell)
+            if roster.unsettled:
+                renew(connection, tell)
             # Also a rank that is not chosen: the cell shows no death from before it.
             if not (roster.replaces_now or set(chosen) & set(roster.dead)):
                 break

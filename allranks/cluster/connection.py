@@ -231,7 +231,7 @@ class Connection:
                 # The ranks may have come since the last step: a module may have opened CUDA before.
                 if InterruptRequested() in self.step(0):
                     raise KeyboardInterrupt
-            with self.driver.steady:
+            with self._wire.lock:
                 if not (died := bool(self.roster.ends)):
                     self.roster.set_phase("running")
             if died:
@@ -367,17 +367,18 @@ class Connection:
         pressed: list[InterruptRequested] = []
         failed: dict[str, Exception] = {}
         wait = 0.0 if self._unhandled else seconds
-        # Meanwhile no cell of another thread begins, whose first events this one would take.
-        with nullcontext() if wait > 0 else self.driver.steady:
+        # Meanwhile no cell of another thread begins, whose first events this one would take; and
+        # the events that have changed the state are all there.
+        with nullcontext() if wait > 0 else self._wire.lock:
             if handles := self.handles:
-                self.driver.move_news(self._unhandled, wait)
+                self.inbox.move(self._unhandled, wait)
         if not handles:
             if seconds > 0:
                 time.sleep(seconds)  # the other thread handles what comes
             return pressed
         # A hook or view that calls this itself goes on with the next event, and so does the thread
         # of a cell that begins meanwhile.
-        while self.handles and (event := self._next()) is not None:
+        while self._unhandled and self.handles and (event := self._next()) is not None:
             if isinstance(event, InterruptRequested):
                 pressed.append(event)
                 continue
@@ -691,7 +692,7 @@ class Connection:
 
     def begin_cell(self, cell: int, ranks: Sequence[int], run: Shown) -> None:
         """Begins a cell of this thread, which ``run`` shows."""
-        with self.driver.steady:
+        with self._wire.lock:
             self.roster.begin_cell(cell, ranks, threading.get_ident())
         self.run = run
         self.words.begin_cell(cell)
@@ -699,7 +700,7 @@ class Connection:
     def note_deaths(self, ranks: Iterable[int]) -> None:
         """Handles deaths that came between the choice of a cell's ranks and its begin."""
         roster = self.roster
-        with self.driver.steady:
+        with self._wire.lock:
             ends = [roster.dead[rank] for rank in ranks if rank in roster.dead]
             if roster.cell is not None:
                 for end in ends:
@@ -709,14 +710,14 @@ class Connection:
 
     def reserve(self, text: str) -> bool:
         """Lets no cell begin, see `ClusterState.reserve`; returns false if a rank has died."""
-        with self.driver.steady:
+        with self._wire.lock:
             if self.roster.dead:
                 return False
             self.roster.reserve(text, threading.get_ident())
             return True
 
     def end_cell(self) -> None:
-        with self.driver.steady:
+        with self._wire.lock:
             self.roster.end_cell()
         self.run = None
 

@@ -53,13 +53,10 @@ class CellState:
         self.cell, self.ranks = cell, tuple(ranks)
         self.left: dict[int, str] = {}
         self.replies: dict[int, Reply] = {}
-        # In the order of the ranks. It is read at each step of a cell.
+        # In the order of the ranks.
         self._pending = dict.fromkeys(self.ranks)
-
-    @property
-    def pending(self) -> tuple[int, ...]:
-        """The ranks that have not left it yet."""
-        return tuple(self._pending)
+        self.pending = tuple(self._pending)
+        """The ranks that have not left it yet. It is read at each step of a cell."""
 
     def apply(self, event: CellEvent) -> tuple[Left, ...]:
         """Returns the ranks that have left now; those of a `Replaced` had left before."""
@@ -86,6 +83,7 @@ class CellState:
         for rank in fresh:
             del self._pending[rank]
             self.left[rank] = status
+        self.pending = tuple(self._pending)
         return tuple(Left(rank, status) for rank in fresh)
 
 
@@ -288,6 +286,15 @@ class ClusterState:
 
     def release(self, cells: int) -> None:
         self.reserved, self.cells = "", cells
+
+    @property
+    def unsettled(self) -> bool:
+        """Whether the ranks may still be in a cell, or are to begin another epoch, or have begun
+        one, since the last cell that this notebook sent.
+        """
+        epoch = self.epoch
+        left = self.begun_epoch > epoch.number or self.ended_epoch >= epoch.number
+        return left or epoch.dirty or self.cell is not None
 
     @property
     def missing(self) -> list[int]:

@@ -137,7 +137,7 @@ class AttachedConnection(Connection):
             if not self.closed:
                 self.release(DETACHED)
             raise
-        with self.driver.steady:
+        with self._wire.lock:
             self.roster.set_phase("running")
             self.driver.early = None
             # Ranks that died while no notebook was attached have sent no Hello to this one.

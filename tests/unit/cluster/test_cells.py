@@ -361,6 +361,7 @@ def prepare(monkeypatch):
         for rank in range(2):
             cells.roster.apply(Hello(rank, 2, 0, 1, "here", 1 + rank, "cpu", "e", "m", "/none/log"))
         cells.roster.set_phase("running")
+        cells.roster.epoch.dirty = True  # so there is something to wait for
         cells.hooks = NotebookHooks(())
         cells.hooks.commands["replace_ranks"] = replace_dead
         cells._connection = SimpleNamespace(
