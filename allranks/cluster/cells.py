@@ -341,7 +341,7 @@ class Cells:
                 want_value=want_value,
                 limit_nbytes=max(_LEAST_SCREEN_NBYTES, _SCREEN_NBYTES // len(chosen)),
             )
-            connection.words.name_cell(text, cell.number)
+            connection.words.numbers[text] = cell.number
             try:
                 run = CellRun(cell.cell, chosen, connection, view, timeout, interrupt_kills)
                 connection.note_deaths(chosen)

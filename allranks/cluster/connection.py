@@ -695,7 +695,6 @@ class Connection:
         with self._wire.lock:
             self.roster.begin_cell(cell, ranks, threading.get_ident())
         self.run = run
-        self.words.begin_cell(cell)
 
     def note_deaths(self, ranks: Iterable[int]) -> None:
         """Handles deaths that came between the choice of a cell's ranks and its begin."""

@@ -139,9 +139,9 @@ class Driver:
                 self.words.note_line(cell, rank, line)
             case Output(rank=rank, log_nbytes=nbytes):
                 if nbytes:
-                    self.words.note_sent(rank, nbytes)
+                    self.words.sent_nbytes[rank] = nbytes
             case Reply(rank=rank):
-                self.words.end_cell(rank)
+                self.words.nbytes_before[rank] = self.words.sent_nbytes.get(rank, 0)
                 if self._roster.cell is not None:
                     self._roster.cell.apply(record)
             case Hello() | EpochBegun() | EpochEnded():

@@ -221,9 +221,10 @@ class ClusterState:
     reason for each lost host whose ranks are not started elsewhere yet.
 
     ``cell`` is the cell that runs, or that was ``abandoned`` while ranks were in it; ``cells`` have
-    been sent so far, by any notebook. ``thread`` waits for the cell, or for the feature that has
-    ``reserved`` the ranks: a text with what it runs on them, and how the user ends it. At the end
-    of a cell, the thread that ``concludes`` replaces ranks that have died; it is 0 otherwise.
+    been sent so far, by any notebook, and ``begun`` is the last that this one has begun. ``thread``
+    waits for the cell, or for the feature that has ``reserved`` the ranks: a text with what it runs
+    on them, and how the user ends it. At the end of a cell, the thread that ``concludes`` replaces
+    ranks that have died; it is 0 otherwise.
     ``epoch`` is that of the ranks; ``begun_epoch`` and ``ended_epoch`` are the latest that requests
     of clients have begun, and ended. ``needs`` has the rank whose end ends another one too.
     ``saved`` are those that have saved their variables for their replacement, and a training that a
@@ -248,6 +249,7 @@ class ClusterState:
         self.can_replace, self.can_relocate = can_replace, can_relocate
         self.cell: CellState | None = None
         self.abandoned = False
+        self.begun = 0
         self.reserved, self.thread = "", 0
         self.epoch, self.begun_epoch, self.ended_epoch = Epoch(), 0, -1
         self.needs: dict[int, int] = {}
@@ -268,7 +270,7 @@ class ClusterState:
 
     def begin_cell(self, cell: int, ranks: Iterable[int], thread: int) -> None:
         self.cell, self.abandoned = CellState(cell, ranks), False
-        self.thread, self.cells = thread, cell
+        self.thread, self.cells, self.begun = thread, cell, cell
 
     def end_cell(self) -> None:
         """All ranks have left the cell, as far as is known."""
