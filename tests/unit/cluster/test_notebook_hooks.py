@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from allranks.cluster.features import CellContext, NotebookFeature, NotebookHooks
+from allranks.cluster.state import ClusterState
 from allranks.records.wire import Interrupt
 
 CELL = CellContext(
@@ -61,6 +62,7 @@ class RunsACell(NotebookFeature):
 @pytest.mark.parametrize("how", ["well", "interrupted"])
 def test_a_cell_that_a_feature_runs_at_the_end_of_another_one_is_part_of_that(how):
     hooks = NotebookHooks([RunsACell, Diary])
+    hooks.roster = ClusterState(2)
     _, diary = hooks.features
     hooks.cell_started(CELL)
     hooks.polls.append("a poll")
@@ -83,5 +85,6 @@ def test_a_cell_is_over_when_the_ranks_end_at_its_end():
 
     hooks = NotebookHooks([Ends])
     hooks.cell_started(CELL)
+    hooks.roster = ClusterState(2)
     hooks.cell_left(None, hooks)
     assert hooks.features[0].cell is None
