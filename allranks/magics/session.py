@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import sys
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -14,6 +15,7 @@ from typing import Any
 
 from allranks.cluster import devices
 from allranks.cluster.cluster import Cluster
+from allranks.cluster.connection import Connection
 from allranks.cluster.features import NotebookHooks
 from allranks.cluster.launchers.launcher import MultiHostLauncher
 from allranks.cluster.options import TYPED, ClusterOptions
@@ -32,6 +34,8 @@ class Session:
 
     def __init__(self, hooks: NotebookHooks) -> None:
         self._cluster: Cluster | None = None
+        #: The connection to the ranks that `_have` has had: each start makes another one.
+        self._had: Callable[[], Connection | None] = lambda: None
         self.hooks = hooks
         #: The cells of the notebook that have ended.
         self.past = CellHistory()
@@ -57,6 +61,9 @@ class Session:
         if running is not None and running.cells.is_up(print):
             self._check(running, options)
             self._show_news(running)
+            # An ensemble, or a program by `ranks`, may have started them again.
+            if running.cells.connection is not self._had() and not running.roster.busy:
+                self._have(running)
             return running
         if running is not None:
             print(running.lost_because.splitlines()[0])
@@ -118,7 +125,7 @@ class Session:
 
     def _have(self, cluster: Cluster) -> None:
         """These ranks are up, and the notebook's from now on."""
-        self._cluster = cluster
+        self._cluster, self._had = cluster, weakref.ref(cluster.cells.connection)
 
     def where(self) -> str:
         """Returns a line about this notebook's ranks if another one has them; else ""."""
