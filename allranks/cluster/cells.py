@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -348,6 +349,7 @@ class Cells:
             except BaseException:
                 connection.end_cell()  # it was not sent
                 raise
+            self.roster.sent = cell, time.monotonic()
             self.send(cell, run, *([call] if call else []))
             return run
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from allranks.cluster.failures import ProcessExit
 from allranks.records.agent import Replaces
 from allranks.records.ranks import label
-from allranks.records.wire import Died, EpochBegun, EpochEnded, Hello, Reply
+from allranks.records.wire import Died, EpochBegun, EpochEnded, Hello, Reply, RunCell
 
 #: The status with which a rank leaves a cell that dies in it, and that of a rank once another
 #: process has taken its place.
@@ -221,10 +221,12 @@ class ClusterState:
     reason for each lost host whose ranks are not started elsewhere yet.
 
     ``cell`` is the cell that runs, or that was ``abandoned`` while ranks were in it; ``cells`` have
-    been sent so far, by any notebook, and ``begun`` is the last that this one has begun. ``thread``
+    been sent so far, by any notebook, and ``begun`` is the last that this one has begun. ``sent``
+    is the record of the last that it has sent, and when, on Python's monotonic clock. ``thread``
     waits for the cell, or for the feature that has ``reserved`` the ranks: a text with what it runs
     on them, and how the user ends it. At the end of a cell, the thread that ``concludes`` replaces
     ranks that have died; it is 0 otherwise.
+
     ``epoch`` is that of the ranks; ``begun_epoch`` and ``ended_epoch`` are the latest that requests
     of clients have begun, and ended. ``needs`` has the rank whose end ends another one too.
     ``saved`` are those that have saved their variables for their replacement, and a training that a
@@ -248,6 +250,7 @@ class ClusterState:
         self.set_phase("starting")
         self.can_replace, self.can_relocate = can_replace, can_relocate
         self.cell: CellState | None = None
+        self.sent: tuple[RunCell, float] | None = None
         self.abandoned = False
         self.begun = 0
         self.reserved, self.thread = "", 0

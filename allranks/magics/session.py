@@ -61,7 +61,7 @@ class Session:
         if running is not None and running.cells.is_up(print):
             self._check(running, options)
             self._show_news(running)
-            # An ensemble, or a program by `ranks`, may have started them again.
+            # A feature, or a program by `ranks`, may have started them again.
             if running.cells.connection is not self._had() and not running.roster.busy:
                 self._have(running)
             return running

@@ -41,11 +41,11 @@ class Ownership(NotebookFeature):
     in_cells = False
 
     def started(self, cluster: ClusterContext) -> None:
-        self.feed = WatcherFeed()
+        self.feed = WatcherFeed(cluster.roster)
         self._roster = cluster.roster
         self.set(0.0, False)
         cluster.observers.append(self.feed)
-        cluster.listeners.append(partial(_open, self.feed, cluster.session_dir))
+        cluster.listeners.append(partial(_open, self.feed, cluster.session_dir, cluster.post))
 
     def set(self, stays: float, shared: bool) -> None:
         self.stays, self.shared = stays, shared
@@ -59,10 +59,19 @@ class Ownership(NotebookFeature):
             self.cell.ask_soon(SEEN, seen, _drop, range(self._roster.size))
 
 
-def _open(feed: WatcherFeed, folder: str, event: Event, pid: int | None) -> None:
-    if isinstance(event, Watched):
+def _open(
+    feed: WatcherFeed,
+    folder: str,
+    post: Callable[[Callable[[], object]], bool],
+    event: Event,
+    pid: int | None,
+) -> None:
+    def open_feed() -> None:
         feed.open(folder)
         say_listens(folder)  # also if that has failed: then the connection does, at once
+
+    if isinstance(event, Watched) and not post(open_feed):
+        open_feed()  # the ranks have just ended
 
 
 def _drop(answer: Answer) -> None:
