@@ -86,10 +86,10 @@ class Turns:
         # First: another thread's call may have the turn, and wait for the cell of this one.
         if self._ranks.caller == threading.get_ident():
             self._refuse()
-        # Its cell is ending, and the thread that has the turn waits for that.
-        if self._ranks.caller == threading.get_ident():
-            yield
-            return
+            # Its cell is ending, and the thread that has the turn waits for that.
+            if self._ranks.caller == threading.get_ident():
+                yield
+                return
         # The thread that begins a cell may end without a wait for it.
         if not hasattr(self._locals, "end"):
             self._locals.end = _ThreadEnd(self._waiting)
@@ -104,7 +104,7 @@ class Turns:
                     while not (took := self._take()):
                         interrupt.leave()
                         _await(changed)
-                    while self._ranks.caller in _other_threads():
+                    while (caller := self._ranks.caller) and caller in _other_threads():
                         interrupt.leave()
                         _await(changed)
                 finally:

@@ -238,7 +238,7 @@ class Cells:
             self.turns.wake()
         if roster.reserved:
             raise UsageError(f"expected idle ranks, found them {roster.reserved}")
-        if not self._is_free:
+        if not self._concludes_alone:
             raise UsageError(
                 "expected idle ranks, found them at the end of a cell of another thread. Wait a "
                 "moment, and try again"
@@ -247,7 +247,11 @@ class Cells:
     @property
     def _is_free(self) -> bool:
         """Whether no cell runs, and no other thread deals with the end of one."""
-        return not self.roster.busy and self.roster.concludes in (0, threading.get_ident())
+        return not self.roster.busy and self._concludes_alone
+
+    @property
+    def _concludes_alone(self) -> bool:
+        return self.roster.concludes in (0, threading.get_ident())
 
     @property
     def occupied(self) -> bool:

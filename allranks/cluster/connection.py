@@ -377,8 +377,13 @@ class Connection:
                 time.sleep(seconds)  # the other thread handles what comes
             return pressed
         # A hook or view that calls this itself goes on with the next event, and so does the thread
-        # of a cell that begins meanwhile.
-        while self._unhandled and self.handles and (event := self._next()) is not None:
+        # of a cell that begins meanwhile. None begins as long as a cell of this thread runs.
+        own = self.roster.cell if self.roster.thread == threading.get_ident() else None
+        while self._unhandled:
+            if (own is None or own is not self.roster.cell) and not self.handles:
+                break
+            if (event := self._next()) is None:
+                break
             if isinstance(event, InterruptRequested):
                 pressed.append(event)
                 continue

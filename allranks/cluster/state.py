@@ -268,8 +268,9 @@ class ClusterState:
         self._vacant: set[int] = set()
 
     def set_phase(self, phase: str, why: str = "") -> None:
-        """``why`` is the reason if the ranks are lost, or stopped."""
+        """``why`` is the reason if the ranks are lost, or stopped: then they are ``closed``."""
         self.phase, self.lost_because = phase, why
+        self.closed = phase in ("stopped", "lost")
 
     def begin_cell(self, cell: int, ranks: Iterable[int], thread: int) -> None:
         self.cell, self.abandoned = CellState(cell, ranks), False
@@ -315,10 +316,6 @@ class ClusterState:
         pids = self._pids.copy()
         hellos = {rank: self.hellos.get(rank) for rank in pids}
         return tuple(r for r, it in hellos.items() if it is not None and it.pid == pids[r])
-
-    @property
-    def closed(self) -> bool:
-        return self.phase in ("stopped", "lost")
 
     @property
     def running(self) -> CellState | None:

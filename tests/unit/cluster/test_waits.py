@@ -52,6 +52,7 @@ def test_the_errors_of_events_that_come_together_are_all_raised_each_once():
     inbox.put(InterruptRequested())
     ranks = SimpleNamespace(
         inbox=inbox,
+        roster=ClusterState(1),
         handles=True,
         _wire=SimpleNamespace(lock=threading.RLock()),
         _unhandled=deque(),
