@@ -334,7 +334,7 @@ class CellRun:
         return _TYPING_SECONDS if self._asks_user else _POLL_SECONDS
 
     def settled(self) -> bool:
-        return self._connection.is_left(self.state)
+        return not self.state.pending or self._connection.is_left(self.state)
 
     def press(self) -> None:
         """Interrupts the cell. The second call kills the ranks that are still in it, the third all

@@ -349,7 +349,8 @@ class Cells:
             connection.words.numbers[text] = cell.number
             try:
                 run = CellRun(cell.cell, chosen, connection, view, timeout, interrupt_kills)
-                connection.note_deaths(chosen)
+                if self.roster.dead:
+                    connection.note_deaths(chosen)
             except BaseException:
                 connection.end_cell()  # it was not sent
                 raise

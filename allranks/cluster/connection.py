@@ -367,18 +367,19 @@ class Connection:
         pressed: list[InterruptRequested] = []
         failed: dict[str, Exception] = {}
         wait = 0.0 if self._unhandled else seconds
+        # As long as it runs, no cell of another thread does.
+        own = self.roster.cell if self.roster.thread == threading.get_ident() else None
         # Meanwhile no cell of another thread begins, whose first events this one would take; and
         # the events that have changed the state are all there.
         with nullcontext() if wait > 0 else self._wire.lock:
-            if handles := self.handles:
+            if handles := own is not None or self.handles:
                 self.inbox.move(self._unhandled, wait)
         if not handles:
             if seconds > 0:
                 time.sleep(seconds)  # the other thread handles what comes
             return pressed
         # A hook or view that calls this itself goes on with the next event, and so does the thread
-        # of a cell that begins meanwhile. None begins as long as a cell of this thread runs.
-        own = self.roster.cell if self.roster.thread == threading.get_ident() else None
+        # of a cell that begins meanwhile.
         while self._unhandled:
             if (own is None or own is not self.roster.cell) and not self.handles:
                 break

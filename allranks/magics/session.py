@@ -59,10 +59,11 @@ class Session:
         """
         running = self.running
         if running is not None and running.cells.is_up(print):
+            # A feature, or a program by `ranks`, may have started them again.
+            is_new = running.cells.connection is not self._had()
             self._check(running, options)
             self._show_news(running)
-            # A feature, or a program by `ranks`, may have started them again.
-            if running.cells.connection is not self._had() and not running.roster.busy:
+            if is_new and not running.roster.busy:
                 self._have(running)
             return running
         if running is not None:

@@ -189,7 +189,7 @@ class SharedSession(Session):
         if left.unseen:
             print(left.text)
         hellos = [cluster.hellos[rank] for rank in left.ranks or range(cluster.size)]
-        ask, buttons = cluster.cells.ask_soon, self.hooks.panel_buttons()
+        ask, buttons = cluster.cells.ask_soon, self.hooks.panel_buttons
         view = cell_view("auto", hellos, ask, ago=left.seconds, buttons=buttons)
         if left.unseen:
             cluster.cells.wait(ownership.follow(cluster.cells, left, view))

@@ -12,7 +12,6 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from types import MappingProxyType
 from typing import Any
 
 from allranks.errors import AllranksError
@@ -498,7 +497,7 @@ def cell_view(
     *,
     fold: bool = True,
     ago: float = 0.0,
-    buttons: Buttons = MappingProxyType({}),
+    buttons: Callable[[], Buttons] = dict,
 ) -> Dashboard | NotebookView | TerminalDashboard | TerminalView:
     """Returns the view of a cell that fits this front end.
 
@@ -509,7 +508,7 @@ def cell_view(
         ask: makes a request of ranks; None if they are another notebook's.
         fold: whether identical output of several ranks is shown once.
         ago: how many seconds ago the cell began.
-        buttons: those that features add to the panel.
+        buttons: returns those that features add to the panel.
     """
     ranks = [hello.rank for hello in hellos]
     log_dir = os.path.dirname(hellos[0].log) if hellos else ""
@@ -517,6 +516,6 @@ def cell_view(
         return text_view(ranks, log_dir, fold)
     if front_end() != NOTEBOOK:
         return TerminalDashboard(mode, hellos, log_dir, fold, ago)
-    view = Dashboard(mode, hellos, log_dir, fold, ask, buttons)
+    view = Dashboard(mode, hellos, log_dir, fold, ask, buttons())
     view.figures.started -= ago
     return view
