@@ -68,7 +68,8 @@ class Group:
         """Cached properties of calls of the same kind."""
         self.gpu: GpuTransport | None = None
         """The transports of the members' GPUs; None before an epoch's first array on a GPU."""
-        self._posts: Posts | None = None
+        self._posts: dict[int, Posts] = {}
+        """Those of this group, by its number, from its first request on."""
         self.refused = 0
         """How many calls of MPI this rank has refused in this epoch; other members may have made
         them."""
@@ -76,14 +77,15 @@ class Group:
     @property
     def posts(self) -> Posts:
         """The requests of collectives on this group."""
-        if self._posts is None:
-            self._posts = Posts(self.own, self.number)
-        return self._posts
+        if self.number not in self._posts:
+            # One call of a dict: two threads may make their first requests at once.
+            self._posts.setdefault(self.number, Posts(self.own, self.number))
+        return self._posts[self.number]
 
     def leave(self, dropped: Collection[Any]) -> None:
         """See `Posts.leave`; most groups have none."""
-        if self._posts is not None:
-            self._posts.leave(dropped)
+        for posts in [*self._posts.values()]:
+            posts.leave(dropped)
 
     @property
     def channel(self) -> Channel | None:
