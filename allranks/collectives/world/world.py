@@ -739,8 +739,9 @@ class World(RankState):
     @property
     def epoch_ends(self) -> bool:
         """Whether a rank takes no further part in the epoch."""
-        broken = self.board.column(fields.BROKEN)
-        return self.dirty or any(word >> 1 == self.epoch + 1 for word in broken)
+        # The lowest bit says whether it is a deadlock.
+        broken, word = self.board.column(fields.BROKEN), 2 * (self.epoch + 1)
+        return self.dirty or word in broken or word | 1 in broken
 
     @property
     def unfinished(self) -> bool:
