@@ -79,10 +79,10 @@ class Turns:
         # First: another thread's call may have the turn, and wait for the cell of this one.
         if self._ranks.caller == threading.get_ident():
             self._refuse()
-        # Its cell is ending, and the thread that has the turn waits for that.
-        if self._ranks.caller == threading.get_ident():
-            yield
-            return
+            # Its cell is ending, and the thread that has the turn waits for that.
+            if self._ranks.caller == threading.get_ident():
+                yield
+                return
         # The thread that begins a cell may end without a wait for it.
         if not hasattr(self._locals, "end"):
             self._locals.end = _ThreadEnd(self._waiting)

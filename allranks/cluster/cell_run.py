@@ -86,6 +86,8 @@ class InterruptTimeout:
 
 
 _POLL_SECONDS = 0.1
+#: After this time a cell is one that lasts.
+_LASTS_SECONDS = 0.1
 #: In this time comes the news of the end of a rank that the notebook has ended.
 _ENDED_SECONDS = 10.0
 #: Ending more ranks than this takes seconds.
@@ -221,7 +223,9 @@ class CellRun:
         self._interrupts = 0
         #: Whether a feature waits for the user, as at a prompt of a rank.
         self._asks_user = False
-        self._stepped_at = time.monotonic()
+        self._began = self._stepped_at = time.monotonic()
+        #: Whether features know that it lasts.
+        self._lasts = False
         #: Which ranks stayed in the interrupted cell, in words; those that were killed because of
         #: it, the time for their ends, and what has replaced them.
         self._stayed = ""
@@ -254,6 +258,8 @@ class CellRun:
                 ),
                 ask_soon=connection.ask_soon,
                 poll=self._hooks.polls.append,
+                replies=lambda: self.state.replies,
+                began=self._began,
             )
         )
 
@@ -312,6 +318,11 @@ class CellRun:
         for _ in self._connection.step(seconds):
             self.press()
         before, self._stepped_at = self._stepped_at, time.monotonic()
+        if not self._lasts and (
+            self._interrupts or self._stepped_at - self._began >= _LASTS_SECONDS
+        ):
+            self._lasts = True
+            self._hooks.cell_lasts()
         if self._hooks.polls or self._asks_user:
             asked = self._asks_user
             try:
@@ -346,7 +357,7 @@ class CellRun:
         return _TYPING_SECONDS if self._asks_user else _POLL_SECONDS
 
     def settled(self) -> bool:
-        return self._connection.is_left(self.state)
+        return not self.state.pending or self._connection.is_left(self.state)
 
     def press(self) -> None:
         """Interrupts the cell. The second call kills the ranks that are still in it, the third all

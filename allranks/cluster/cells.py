@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -241,7 +242,7 @@ class Cells:
             self.turns.wake()
         if roster.reserved:
             raise UsageError(f"expected idle ranks, found them {roster.reserved}")
-        if not self._is_free:
+        if not self._concludes_alone:
             raise UsageError(
                 "expected idle ranks, found them at the end of a cell of another thread. Wait a "
                 "moment, and try again"
@@ -250,7 +251,11 @@ class Cells:
     @property
     def _is_free(self) -> bool:
         """Whether no cell runs, and no other thread deals with the end of one."""
-        return not self.roster.busy and self.roster.concludes in (0, threading.get_ident())
+        return not self.roster.busy and self._concludes_alone
+
+    @property
+    def _concludes_alone(self) -> bool:
+        return self.roster.concludes in (0, threading.get_ident())
 
     @property
     def occupied(self) -> bool:
@@ -345,13 +350,15 @@ class Cells:
                 want_value=want_value,
                 limit_nbytes=max(_LEAST_SCREEN_NBYTES, _SCREEN_NBYTES // len(chosen)),
             )
-            connection.words.name_cell(text, cell.number)
+            connection.words.numbers[text] = cell.number
             try:
                 run = CellRun(cell.cell, chosen, connection, view, timeout, interrupt_kills)
-                connection.note_deaths(chosen)
+                if self.roster.dead:
+                    connection.note_deaths(chosen)
             except BaseException:
                 connection.end_cell()  # it was not sent
                 raise
+            self.roster.sent = cell, time.monotonic()
             self.send(cell, run, *([call] if call else []))
             return run
 
@@ -373,7 +380,8 @@ class Cells:
                     f"Type: {self.hooks.replaces_ranks}   or leave {label(gone)} out: -r"
                 )
             connection.await_clients(chosen, tell)
-            renew(connection, tell)
+            if roster.unsettled:
+                renew(connection, tell)
             # Also a rank that is not chosen: the cell shows no death from before it.
             if not (roster.replaces_now or set(chosen) & set(roster.dead)):
                 break

@@ -233,7 +233,7 @@ class Connection:
                 # The ranks may have come since the last step: a module may have opened CUDA before.
                 if InterruptRequested() in self.step(0):
                     raise KeyboardInterrupt
-            with self.driver.steady:
+            with self._wire.lock:
                 if not (died := bool(self.roster.ends)):
                     self.roster.set_phase("running")
             if died:
@@ -329,7 +329,7 @@ class Connection:
 
     def close(self, phase: str = "stopped", why: str = "") -> None:
         """Ends the ranks; returns when all their processes have ended."""
-        with self.driver.steady:  # another thread may find the same end
+        with self._wire.lock:  # another thread may find the same end
             was_open, self._has_ended = not self._has_ended, True
             if was_open:
                 self.roster.set_phase(phase, why)
@@ -379,17 +379,24 @@ class Connection:
         pressed: list[InterruptRequested] = []
         failed: dict[str, Exception] = {}
         wait = 0.0 if self._unhandled else seconds
-        # Meanwhile no cell of another thread begins, whose first events this one would take.
-        with nullcontext() if wait > 0 else self.driver.steady:
-            if not (is_of_another := self.turns.is_of_another):
-                self.driver.move_news(self._unhandled, wait)
+        # As long as it runs, no cell of another thread does.
+        own = self.roster.cell if self.roster.thread == threading.get_ident() else None
+        # Meanwhile no cell of another thread begins, whose first events this one would take; and
+        # the events that have changed the state are all there.
+        with nullcontext() if wait > 0 else self._wire.lock:
+            if not (is_of_another := own is None and self.turns.is_of_another):
+                self.inbox.move(self._unhandled, wait)
         if is_of_another:
             if seconds > 0:
                 self.turns.await_own(seconds)
             return pressed
         # A hook or view that calls this itself goes on with the next event, and so does the thread
         # of a cell that begins meanwhile.
-        while not self.turns.is_of_another and (event := self._next()) is not None:
+        while self._unhandled:
+            if (own is None or own is not self.roster.cell) and self.turns.is_of_another:
+                break
+            if (event := self._next()) is None:
+                break
             if isinstance(event, InterruptRequested):
                 pressed.append(event)
                 continue
@@ -694,15 +701,14 @@ class Connection:
 
     def begin_cell(self, cell: int, ranks: Sequence[int], run: Shown) -> None:
         """Begins a cell of this thread, which ``run`` shows."""
-        with self.driver.steady:
+        with self._wire.lock:
             self.roster.begin_cell(cell, ranks, threading.get_ident())
         self.run = run
-        self.words.begin_cell(cell)
 
     def note_deaths(self, ranks: Iterable[int]) -> None:
         """Handles deaths that came between the choice of a cell's ranks and its begin."""
         roster = self.roster
-        with self.driver.steady:
+        with self._wire.lock:
             ends = [roster.dead[rank] for rank in ranks if rank in roster.dead]
             if roster.cell is not None:
                 for end in ends:
@@ -712,14 +718,14 @@ class Connection:
 
     def reserve(self, text: str) -> bool:
         """Lets no cell begin, see `ClusterState.reserve`; returns false if a rank has died."""
-        with self.driver.steady:
+        with self._wire.lock:
             if self.roster.dead:
                 return False
             self.roster.reserve(text, threading.get_ident())
             return True
 
     def end_cell(self) -> None:
-        with self.driver.steady:
+        with self._wire.lock:
             self.roster.end_cell()
         self.run = None
 

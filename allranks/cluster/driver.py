@@ -7,10 +7,8 @@ from there, show it, and call features: nothing of users, features and views run
 
 from __future__ import annotations
 
-import threading
-from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from queue import Empty, SimpleQueue
 
@@ -81,7 +79,8 @@ class AwaitedRequest:
 class Driver:
     """Applies events to the state of one set of ranks; `inbox` then has them for other threads.
 
-    What a notebook itself does to the state, it does with the lock `steady`.
+    What a notebook itself does to the state, it does with the lock of the ``wire``: while a thread
+    has that, no event is applied.
     """
 
     def __init__(self, roster: ClusterState) -> None:
@@ -109,19 +108,6 @@ class Driver:
             waiting, self._waiting = self._waiting or [], None
             for event in waiting:
                 self.put(event)
-
-    @property
-    def steady(self) -> threading.RLock:
-        """While a thread has this lock, no event is applied."""
-        return self.wire.lock
-
-    def move_news(self, events: deque[Event], seconds: float) -> None:
-        """Adds to ``events`` those so far, or else the first within ``seconds``.
-
-        With 0 seconds, those that have changed the state are all among them.
-        """
-        with nullcontext() if seconds > 0 else self.wire.lock:
-            self.inbox.move(events, seconds)
 
     @contextmanager
     def requesting(self, number: int) -> Iterator[AwaitedRequest]:
@@ -168,9 +154,9 @@ class Driver:
                 self.words.note_line(cell, rank, line)
             case Output(rank=rank, log_nbytes=nbytes):
                 if nbytes:
-                    self.words.note_sent(rank, nbytes)
+                    self.words.sent_nbytes[rank] = nbytes
             case Reply(rank=rank):
-                self.words.end_cell(rank)
+                self.words.nbytes_before[rank] = self.words.sent_nbytes.get(rank, 0)
                 if self._roster.cell is not None:
                     self._roster.cell.apply(record)
             case Hello() | EpochBegun() | EpochEnded():

@@ -9,14 +9,15 @@ hooks are called in this order:
    restart, and when the notebook gets ranks that another one has started. Then ``host_agents``, if
    they are on several hosts.
 2. ``cell_started``, before the cell is sent to its ranks. ``cell`` is set from here on. Or
-   ``ranks_reserved``, before a feature reserves all ranks for its own cells.
+   ``ranks_reserved``, before a feature reserves all ranks for its own cells. ``cell_lasts``, once
+   the cell has run for a moment, or is interrupted; most cells end before.
 3. While ranks run: ``message_arriving``, in the thread that receives, with the records of
    ``arriving``; ``message_received``, in the main thread, with those of ``records``. A feature that
    has to act by itself has `CellContext.poll` call it.
-4. ``cell_left``, when all ranks have left the cell, and ``cell_finished``, when its output is
-   shown. Then ``cell`` is None. Cells that a feature runs in ``cell_left`` are part of this one:
-   ``cell`` is set to each of them, and no hook is called at its beginning and end. Last, in a
-   notebook, ``cell_shown``.
+4. When all ranks have left the cell: ``ranks_missing`` if some have died and are to be replaced,
+   then ``cell_left``; and ``cell_finished``, when its output is shown. Then ``cell`` is None. Cells
+   that a feature runs in the first two are part of this one: ``cell`` is set to each of them, and
+   no hook is called at its beginning and end. Last, in a notebook, ``cell_shown``.
 5. ``rank_died``, at any time, with a rank that can be replaced.
 6. ``stopped``, before the ranks are ended, or left to another notebook.
 7. ``ended``, when the notebook stops its ranks, also if it has none.
@@ -28,6 +29,7 @@ feature. The other features' hooks are called all the same.
 from __future__ import annotations
 
 import threading
+import time
 import warnings
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
@@ -50,9 +52,9 @@ from allranks.cluster.options import (
 from allranks.cluster.sockets import Answers, DeliverAnswer, RecordObserver
 from allranks.cluster.state import ClusterState
 from allranks.errors import AllranksError, FeatureFailed, UsageError
-from allranks.hooks import Hooks, declares_hooks, failure, implementations
+from allranks.hooks import Hooks, declares_hooks, failure
 from allranks.records.agent import Event
-from allranks.records.wire import Answer, Query, Record
+from allranks.records.wire import Answer, Query, Record, Reply
 from allranks.widgets import extensions
 from allranks.widgets.dashboard.view import Buttons, PanelButton
 from allranks.widgets.extensions import DisplayFolder, DisplayObserver, LineFolder
@@ -123,6 +125,8 @@ class CellContext:
         poll: makes the core call a function several times a second until the cell has ended. While
             it returns true, the user is at a prompt: the cell's time limit does not count, and
             calls come more often. It may raise KeyboardInterrupt, which interrupts the cell.
+        replies: returns the replies of the ranks that have left it, by rank.
+        began: when it began, on Python's monotonic clock.
     """
 
     number: int
@@ -138,6 +142,8 @@ class CellContext:
     ask_soon: Callable[[str, dict[str, Any], DeliverAnswer, Iterable[int]], None]
     poll: Callable[[Callable[[], bool]], None]
     name_cause: Callable[[str], None] = lambda text: None
+    replies: Callable[[], Mapping[int, Reply]] = dict
+    began: float = field(default_factory=time.monotonic)
 
 
 @dataclass(frozen=True)
@@ -167,8 +173,8 @@ class NotebookFeature:
     cell: CellContext | None = None
     """The cell that runs; the core sets it."""
     in_cells = True
-    """Whether ``cell_started``, ``cell_finished`` and ``rank_died`` are called; the feature may
-    change it at any time."""
+    """Whether ``cell_started``, ``cell_left``, ``cell_finished`` and ``rank_died`` are called; the
+    feature may change it at any time."""
     holds_cells: str = ""
     """What ranks may have to answer before a cell is sent to them, for the user; empty if nothing.
     The feature may change it at any time.
@@ -259,6 +265,9 @@ class NotebookFeature:
     def cell_started(self) -> None:
         """A cell is about to be sent, or another notebook's cell is shown from now on."""
 
+    def cell_lasts(self) -> None:
+        """The cell has run for a tenth of a second, or is interrupted; called once."""
+
     def message_arriving(self, record: Record, payloads: list[bytes]) -> Record | None:
         """One of ``arriving`` comes: returns it, another in its place, or None for none.
 
@@ -268,6 +277,11 @@ class NotebookFeature:
 
     def message_received(self, record: Record, payloads: list[bytes]) -> None:
         """One of ``records`` has come; called in the main thread."""
+
+    def ranks_missing(self, run: Any, cells: Any) -> None:
+        """All ranks have left a `CellRun` of these `Cells`, or have died in it or since; those that
+        have died are to be replaced without a command. As ``cell_left``, which follows.
+        """
 
     def cell_left(self, run: Any, cells: Any) -> None:
         """All ranks have left a `CellRun` of these `Cells`, and its view still shows lines.
@@ -468,8 +482,12 @@ class NotebookHooks(Hooks[NotebookFeature]):
     def __init__(self, classes: Iterable[type[NotebookFeature]] | None = None) -> None:
         self._first: FeatureFailed | None = None
         super().__init__(_registered if classes is None else classes, self._keep)
-        own = NotebookFeature.message_arriving
-        self._interceptors = [one for one in self.features if type(one).message_arriving is not own]
+        # At each cell and record: found here once.
+        self._interceptors = self._having("message_arriving")
+        self._starting = self._having("cell_started")
+        self._leaving = self._having("cell_left")
+        self._finishing = self._having("cell_finished")
+        self._dying = self._having("rank_died")
         self.commands: dict[str, Callable[..., Any]] = {
             name: feature.command
             for feature in self.features
@@ -485,6 +503,10 @@ class NotebookHooks(Hooks[NotebookFeature]):
         self._cell: CellContext | None = None
         #: The cell that all ranks have left, while features act on that.
         self._left: CellContext | None = None
+
+    def _having(self, hook: str) -> list[NotebookFeature]:
+        plain = getattr(NotebookFeature, hook)
+        return [one for one in self.features if getattr(type(one), hook) is not plain]
 
     def _keep(self, failed: FeatureFailed) -> None:
         self._first = self._first or failed
@@ -530,27 +552,34 @@ class NotebookHooks(Hooks[NotebookFeature]):
 
     def cell_started(self, cell: CellContext) -> None:
         self.set_cell(cell)
+        hooks = [one.cell_started for one in self._starting if one.in_cells]
+        if hooks and self._left is None:
+            self.call_each(hooks)
+
+    def cell_lasts(self) -> None:
         if self._left is None:
-            self.call_each(implementations(self._in_cells(), NotebookFeature.cell_started))
+            self.call(NotebookFeature.cell_lasts)
 
     def cell_left(self, run: Any, cells: Any) -> None:
         outer = self._left
         try:
             self._left = outer or self._cell
-            for hook in self.of(NotebookFeature.cell_left):
-                hook(run, cells)
+            if cells.roster.replaces_now:
+                for hook in self.of(NotebookFeature.ranks_missing):
+                    hook(run, cells)
+            for feature in self._leaving:
+                if feature.in_cells:
+                    feature.cell_left(run, cells)
         finally:
             self._left = outer
 
     def cell_finished(self) -> None:
         try:
-            if self._left is None:
-                self.call_each(implementations(self._in_cells(), NotebookFeature.cell_finished))
+            hooks = [one.cell_finished for one in self._finishing if one.in_cells]
+            if hooks and self._left is None:
+                self.call_each(hooks)
         finally:  # the user may interrupt one
             self.set_cell(None)
-
-    def _in_cells(self) -> list[NotebookFeature]:
-        return [one for one in self.features if one.in_cells]
 
     def set_cell(self, cell: CellContext | None) -> None:
         """Sets the cell whose output is shown, if any; after one that a feature has run at the end
@@ -563,7 +592,7 @@ class NotebookHooks(Hooks[NotebookFeature]):
             feature.cell = self._cell
 
     def rank_died(self, rank: int) -> None:
-        self.call_each(implementations(self._in_cells(), NotebookFeature.rank_died), rank)
+        self.call_each([one.rank_died for one in self._dying if one.in_cells], rank)
 
     def stopped(self) -> None:
         self.call(NotebookFeature.stopped)

@@ -20,17 +20,18 @@ _LAST_LINES, _LAST_CHARACTERS = 3, 300
 
 
 class LastWords:
-    """The last known line of each rank, in ``lines``, and which part of its log it has sent."""
+    """What is needed to say it: noted with each cell, and looked at only when a rank dies."""
 
     def __init__(self, ranks: ClusterState) -> None:
         self._ranks = ranks
-        self.lines: dict[int, str] = {}
-        self._lines_of = 0
-        #: The cells, as ``In[3]``, by the file names of their code.
-        self._names: dict[str, str] = {}
-        self._sent_nbytes: dict[int, int] = {}
-        #: How long each rank's log was when its last cell ended, or it came.
-        self._nbytes_before: dict[int, int] = {}
+        #: The last known line of each rank, and the cell in which it was there.
+        self._lines: dict[int, tuple[int, str]] = {}
+        self.numbers: dict[str, int] = {}
+        """The numbers of the cells in the notebook, by their sources."""
+        self.sent_nbytes: dict[int, int] = {}
+        """How much of its log each rank has sent."""
+        self.nbytes_before: dict[int, int] = {}
+        """How much it had sent when its last cell ended, or how long the log was when it came."""
         #: What was read of logs before their ranks come, or count as dead.
         self._lengths: dict[int, int] = {}
         self._tails: dict[int, str] = {}
@@ -46,43 +47,36 @@ class LastWords:
 
     def begin(self, hello: Hello) -> None:
         """Handles a new process, or one that another notebook has started."""
-        self.lines.pop(hello.rank, None)
+        self._lines.pop(hello.rank, None)
         length = self._lengths.pop(hello.rank, 0)
-        self._sent_nbytes[hello.rank] = self._nbytes_before[hello.rank] = length
-
-    def begin_cell(self, cell: int) -> None:
-        self._lines_of = cell
-        self.lines.clear()
-
-    def end_cell(self, rank: int) -> None:
-        """Handles the reply of a rank."""
-        self._nbytes_before[rank] = self._sent_nbytes.get(rank, 0)
-
-    def name_cell(self, source: str, number: int) -> None:
-        self._names[code_name(source)] = f"In[{number}]"
+        self.sent_nbytes[hello.rank] = self.nbytes_before[hello.rank] = length
 
     def note_line(self, cell: int, rank: int, line: str) -> None:
         """Notes the line that a rank is at; that of an earlier cell may come late."""
-        if line and cell >= self._lines_of:
-            self.lines[rank] = line
+        if line:
+            self._lines[rank] = cell, line
 
-    def note_sent(self, rank: int, nbytes: int) -> None:
-        """Notes how much of its log a rank has sent."""
-        self._sent_nbytes[rank] = nbytes
+    def _line(self, rank: int) -> str:
+        cell, line = self._lines.get(rank, (0, ""))
+        return line if cell >= self._ranks.begun else ""
+
+    def _with_numbers(self, text: str) -> str:
+        names = {code_name(source): f"In[{number}]" for source, number in [*self.numbers.items()]}
+        return with_numbers(text, names)
 
     def unsent_output(self, rank: int) -> str:
         # The part of its output that the rank did not get to send.
-        unsent = log_end(self._ranks.hellos[rank].log, self._sent_nbytes.get(rank, 0))
-        return with_numbers(unsent, self._names)
+        unsent = log_end(self._ranks.hellos[rank].log, self.sent_nbytes.get(rank, 0))
+        return self._with_numbers(unsent)
 
     def _last_words(self, rank: int) -> str:
         # The end of its output since its last cell.
-        words = log_tail(self._ranks.hellos[rank].log, self._nbytes_before.get(rank, 0))
-        return with_numbers(words, self._names)
+        words = log_tail(self._ranks.hellos[rank].log, self.nbytes_before.get(rank, 0))
+        return self._with_numbers(words)
 
     def death_text(self, end: ProcessExit) -> str:
         """Returns how a rank died, in words that follow its name."""
-        line = self.lines.get(end.rank, "")
+        line = self._line(end.rank)
         where = f", last seen at {line}" if line else ""
         words = self._tails.pop(end.rank, "").splitlines()[-_LAST_LINES:]
         last = f"; its last lines: {' │ '.join(words)[-_LAST_CHARACTERS:]}" if words else ""
@@ -91,7 +85,7 @@ class LastWords:
     def report(self, end: ProcessExit) -> Report:
         """Returns the report of a cell on a rank that died in it, with its last words."""
         hello, words = self._ranks.hellos[end.rank], self._last_words(end.rank)
-        place, _, source = self.lines.get(end.rank, "").partition("  ")
+        place, _, source = self._line(end.rank).partition("  ")
         number = place.rpartition(":")[2]
         # The stack of a crash is exact. The last state that the rank has sent may be older.
         if crashed := IN_CELL.search(words):

@@ -294,7 +294,7 @@ class RankSockets:
         #: Hosts whose records are still for the last notebook.
         self._of_last_notebook: set[str] = set()
         #: A heartbeat that came while this process stood still is read late: that time must not
-        #: count. ``_now`` is the clock's time at the last message or look.
+        #: count. ``_now`` is the clock's time at the last message or look, 0 on this machine alone.
         self._clock = AwakeClock()
         self._now = self._next_look = 0.0
         #: A frame of the last message: its process is looked up only for an error.
@@ -494,7 +494,8 @@ class RankSockets:
             # Where several hosts are expected, also without one: another thread may add them.
             limit_ms = left_ms if self.listening is not None else None
             ready = dict(poller.poll(0 if is_over else limit_ms))
-            self._now = self._clock.now()
+            if limit_ms is not None:
+                self._now = self._clock.now()
             try:
                 if self._wake_reader in ready:
                     is_over = self._make_posted_calls() or is_over

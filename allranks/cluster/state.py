@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from allranks.cluster.failures import ProcessExit
 from allranks.records.agent import Replaces
 from allranks.records.ranks import label
-from allranks.records.wire import Died, EpochBegun, EpochEnded, Hello, Reply
+from allranks.records.wire import Died, EpochBegun, EpochEnded, Hello, Reply, RunCell
 
 #: The status with which a rank leaves a cell that dies in it, and that of a rank once another
 #: process has taken its place.
@@ -53,13 +53,10 @@ class CellState:
         self.cell, self.ranks = cell, tuple(ranks)
         self.left: dict[int, str] = {}
         self.replies: dict[int, Reply] = {}
-        # In the order of the ranks. It is read at each step of a cell.
+        # In the order of the ranks.
         self._pending = dict.fromkeys(self.ranks)
-
-    @property
-    def pending(self) -> tuple[int, ...]:
-        """The ranks that have not left it yet."""
-        return tuple(self._pending)
+        self.pending = tuple(self._pending)
+        """The ranks that have not left it yet. It is read at each step of a cell."""
 
     def apply(self, event: CellEvent) -> tuple[Left, ...]:
         """Returns the ranks that have left now; those of a `Replaced` had left before."""
@@ -86,6 +83,7 @@ class CellState:
         for rank in fresh:
             del self._pending[rank]
             self.left[rank] = status
+        self.pending = tuple(self._pending)
         return tuple(Left(rank, status) for rank in fresh)
 
 
@@ -223,9 +221,12 @@ class ClusterState:
     reason for each lost host whose ranks are not started elsewhere yet.
 
     ``cell`` is the cell that runs, or that was ``abandoned`` while ranks were in it; ``cells`` have
-    been sent so far, by any notebook. ``thread`` waits for the cell, or for the feature that has
-    ``reserved`` the ranks: a text with what it runs on them, and how the user ends it. At the end
-    of a cell, the thread that ``concludes`` replaces ranks that have died; it is 0 otherwise.
+    been sent so far, by any notebook, and ``begun`` is the last that this one has begun. ``sent``
+    is the record of the last that it has sent, and when, on Python's monotonic clock. ``thread``
+    waits for the cell, or for the feature that has ``reserved`` the ranks: a text with what it runs
+    on them, and how the user ends it. At the end of a cell, the thread that ``concludes`` replaces
+    ranks that have died; it is 0 otherwise.
+
     ``epoch`` is that of the ranks; ``begun_epoch`` and ``ended_epoch`` are the latest that requests
     of clients have begun, and ended. ``needs`` has the rank whose end ends another one too.
     ``saved`` are those that have saved their variables for their replacement, and a training that a
@@ -249,7 +250,9 @@ class ClusterState:
         self.set_phase("starting")
         self.can_replace, self.can_relocate = can_replace, can_relocate
         self.cell: CellState | None = None
+        self.sent: tuple[RunCell, float] | None = None
         self.abandoned = False
+        self.begun = 0
         self.reserved, self.thread = "", 0
         self.epoch, self.begun_epoch, self.ended_epoch = Epoch(), 0, -1
         self.needs: dict[int, int] = {}
@@ -265,12 +268,13 @@ class ClusterState:
         self._vacant: set[int] = set()
 
     def set_phase(self, phase: str, why: str = "") -> None:
-        """``why`` is the reason if the ranks are lost, or stopped."""
+        """``why`` is the reason if the ranks are lost, or stopped: then they are ``closed``."""
         self.phase, self.lost_because = phase, why
+        self.closed = phase in ("stopped", "lost")
 
     def begin_cell(self, cell: int, ranks: Iterable[int], thread: int) -> None:
         self.cell, self.abandoned = CellState(cell, ranks), False
-        self.thread, self.cells = thread, cell
+        self.thread, self.cells, self.begun = thread, cell, cell
 
     def end_cell(self) -> None:
         """All ranks have left the cell, as far as is known."""
@@ -290,6 +294,15 @@ class ClusterState:
         self.reserved, self.cells = "", cells
 
     @property
+    def unsettled(self) -> bool:
+        """Whether the ranks may still be in a cell, or are to begin another epoch, or have begun
+        one, since the last cell that this notebook sent.
+        """
+        epoch = self.epoch
+        left = self.begun_epoch > epoch.number or self.ended_epoch >= epoch.number
+        return left or epoch.dirty or self.cell is not None
+
+    @property
     def missing(self) -> list[int]:
         return [rank for rank in range(self.size) if rank not in self.hellos]
 
@@ -303,10 +316,6 @@ class ClusterState:
         pids = self._pids.copy()
         hellos = {rank: self.hellos.get(rank) for rank in pids}
         return tuple(r for r, it in hellos.items() if it is not None and it.pid == pids[r])
-
-    @property
-    def closed(self) -> bool:
-        return self.phase in ("stopped", "lost")
 
     @property
     def running(self) -> CellState | None:

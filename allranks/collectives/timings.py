@@ -176,18 +176,16 @@ class Sums:
 
 
 class Totals:
-    """Sums the calls of a journal, by default this process's, from now on."""
+    """Sums the calls of a journal, by default this process's, from now on. With ``began``, it sums
+    those that were not taken yet, too, and the cell began at that time.
+    """
 
-    def __init__(self, journal: Journal | None = None) -> None:
+    def __init__(self, journal: Journal | None = None, began: float | None = None) -> None:
         self._journal = journal or world.current().journal
         self._sums: dict[_Key, Sums] = {}
-        self.begin()
-
-    def begin(self) -> None:
-        if self._journal.fresh:
+        if began is None:
             self._journal.take()
-        self._sums.clear()
-        self.spans = Spans(perf_counter())
+        self.spans = Spans(perf_counter() if began is None else began)
 
     def changed(self) -> list[CallTotals]:
         """The sums of all kinds of calls that were made since the last time. May be called from

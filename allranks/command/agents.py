@@ -68,7 +68,8 @@ class _Transcript(TerminalDashboard):
     def finish(self) -> None:
         # Without the tables that a terminal gets: `timings` returns them on request.
         self._print()
-        self.figures.end()
+        if self.figures is not None:
+            self.figures.end()
 
 
 @dataclass
@@ -278,7 +279,8 @@ class AgentTools:
         found = self._find(cell)
         if isinstance(found, str):
             return found
-        timings = None if found.view is None else found.view.figures.timings
+        figures = None if found.view is None else found.view.figures
+        timings = None if figures is None else figures.timings
         if timings is None or not timings.by_rank():
             return f"Cell {found.number} has no timings: no collective call of it has ended."
         hooks = self._cluster.cells.hooks

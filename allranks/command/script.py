@@ -104,7 +104,7 @@ class _View(TerminalDashboard):
 
     def finish(self) -> None:
         self._print()
-        self.figures.end()
+        self.make_figures().end()
 
 
 def run_script(job: ScriptRun) -> int:
@@ -221,7 +221,7 @@ def _html(job: ScriptRun, view: _View, size: int, code: int, failure: str, secon
             f"<h1><code>{escape(title)}</code></h1>",
             *(f"<p>{escape(line)}</p>" for line in told),
             *([f"<pre>{escape(failure)}</pre>"] if failure else []),
-            page(view.figures),
+            page(view.make_figures()),
             *([f"<h2>Output</h2><pre>{escape(written)}</pre>"] if written else []),
             "</html>\n",
         ]

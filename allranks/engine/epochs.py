@@ -63,7 +63,7 @@ class RankEpochs:
         """Begins another epoch if a request has ended this one; all ranks take part."""
         this = world.current()
         # A new communicator needs all ranks.
-        if _has_ended(this) and not this.died and this.shared_by_all:
+        if this.epoch_ends and not this.died and this.shared_by_all:
             this.board.put(fields.BEGINS, this.epoch + 1)
             if this.wake_exchange is not None:
                 this.wake_exchange()
@@ -95,9 +95,3 @@ class RankEpochs:
 
 def other_ranks(this: World) -> Iterator[int]:
     return (rank for rank in this.board.ranks if rank != this.board.rank)
-
-
-def _has_ended(this: World) -> bool:
-    """Whether a rank takes no further part in the epoch."""
-    broken = this.board.column(fields.BROKEN)
-    return this.dirty or any(word >> 1 == this.epoch + 1 for word in broken)

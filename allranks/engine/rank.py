@@ -33,7 +33,6 @@ from allranks import collectives, launched, own_files, port_filter, python_path
 from allranks.collectives import world
 from allranks.collectives.calls import frames, sites
 from allranks.collectives.start import runtime, under_mpi
-from allranks.collectives.timings import Totals
 from allranks.engine import libraries, namespace, processes
 from allranks.engine.cell import CellRunner, watch_forks
 from allranks.engine.display import RankDisplayHook, RankDisplayPublisher
@@ -164,7 +163,7 @@ class Rank:
         runtime.announce()
         collectives.on_notice(self._notice)
         self._telemetry = TelemetrySender(
-            self.rank, process_metrics, Totals(), self._features.pulse_fields
+            self.rank, process_metrics, world.current().journal, self._features.pulse_fields
         )
         self.wire = RankWire(
             self.rank,
@@ -378,7 +377,8 @@ class Rank:
             await wait({self._task})
 
     async def _run_of_all(self, cell: RunCell, payloads: list[bytes]) -> Replies:
-        self._epochs.enter()
+        if world.current().epoch_ends:
+            self._epochs.enter()
         try:
             return await self._runner.run(cell, payloads)
         finally:
@@ -393,9 +393,11 @@ class Rank:
         except BaseException as error:
             self._reply_failure(cell.cell, error)
         finally:
-            self._epochs.note_use()
+            this = world.current()
+            if this.traffic:
+                self._epochs.note_use()
             self._running[self.rank] = 0
-            if not self._serves_windows:
+            if this.windows and not self._serves_windows:
                 self._serve_windows()
 
     def _serve_windows(self) -> None:

@@ -18,6 +18,7 @@ import psutil
 
 from allranks.collectives import world
 from allranks.collectives.calls import frames, sites
+from allranks.collectives.calls.journal import Journal
 from allranks.collectives.calls.sites import USER, kind_of
 from allranks.collectives.timings import BINS, Totals
 from allranks.errors import UsageError
@@ -51,12 +52,12 @@ class TelemetrySender:
         self,
         rank: int,
         metrics: Metrics,
-        totals: Totals,
+        journal: Journal,
         pulse_fields: Callable[[], dict[str, Any]],
     ) -> None:
         self.rank = rank
         self._metrics = metrics
-        self._totals = totals
+        self._journal = journal
         self._process = psutil.Process()
         self._pulse_fields = pulse_fields
         self.begin(0)
@@ -64,12 +65,16 @@ class TelemetrySender:
     def begin(self, cell: int) -> None:
         self._cell = cell
         self._metrics.begin()
-        self._totals.begin()
+        if self._journal.fresh:  # calls between two cells
+            self._journal.take()
+        self._began = perf_counter()
+        #: From the first call or import on.
+        self._totals: Totals | None = None
         self._dropped = 0
         self._pulse: Pulse | None = None
         self._steps: list[float] = []
         self._importing, self._import_began = "", 0.0
-        self._seen_at = perf_counter()
+        self._seen_at = self._began
         #: For live strips: how many bins are merged into one, the width that was sent, the time.
         self._each, self._sent_width, self._strip_at = 0, 0.0, 0.0
         now = monotonic()
@@ -77,6 +82,11 @@ class TelemetrySender:
         # The load is counted from here; a cell that ends at once has no pulse.
         self._busy_seconds, self._looked_at = process_time(), now
         self._pulse_at = self._early_pulse_at = now + _FIRST_PULSE_SECONDS
+
+    def _counted(self) -> Totals:
+        if self._totals is None:
+            self._totals = Totals(self._journal, self._began)
+        return self._totals
 
     def watch(self, bins: int) -> None:
         self._sent_width, self._strip_at = 0.0, 0.0
@@ -93,8 +103,7 @@ class TelemetrySender:
             self._add_points(found)
         if final or now >= self._timings_at:
             self._timings_at = now + _TIMINGS_SECONDS
-            changed = self._totals.changed()
-            if changed:
+            if self._journal.fresh and (changed := self._counted().changed()):
                 rows = tuple(list(astuple(row)) for row in changed)
                 found.append((Timings(self.rank, self._cell, rows), []))
             if self._each and not final and now >= self._strip_at:
@@ -102,9 +111,10 @@ class TelemetrySender:
                 found.append(self._live_strip())
         if final:
             # How the rank has spent the time of the cell, unless it was short or uneventful.
-            spans = self._totals.spans
-            seconds = perf_counter() - spans.origin
-            something = spans.waits or spans.imports or self._steps or self._sent_width
+            seconds = perf_counter() - self._began
+            spans = self._totals.spans if self._totals is not None else None
+            shared = spans is not None and (spans.waits or spans.imports)
+            something = shared or self._steps or self._sent_width
             if seconds >= _STRIP_SECONDS and something:
                 found.append(self._make_strip(seconds))
         elif now >= self._pulse_at or (now >= self._early_pulse_at and self._shows_old_wait()):
@@ -128,7 +138,7 @@ class TelemetrySender:
             # A pair has two doubles. This is the last step of each series.
             ends = accumulate(count for *_, count in series)
             steps = [array("d", pairs[16 * n - 16 : 16 * n - 8])[0] for n in ends]
-            at = perf_counter() - self._totals.spans.origin
+            at = perf_counter() - self._began
             # The first and the latest step, each with its time.
             self._steps = [*(self._steps[:2] or [max(steps), at]), max(steps), at]
         dropped = self._metrics.dropped
@@ -140,14 +150,14 @@ class TelemetrySender:
         now, module = perf_counter(), importing()
         if module and module == self._importing:
             # Only if the last look found the same module: else it began in between.
-            self._totals.spans.imported(module, self._seen_at, now)
+            self._counted().spans.imported(module, self._seen_at, now)
         elif module:
             self._import_began = now
         self._importing, self._seen_at = module, now
 
     def _live_strip(self) -> Message:
         """Returns the bins that have changed since the last strip, with the current wait."""
-        spans, each = self._totals.spans, self._each
+        spans, each = self._counted().spans, self._each
         now = perf_counter()
         seconds = now - spans.origin
         spans.used(seconds)  # widens the bins if there are too many
@@ -163,7 +173,7 @@ class TelemetrySender:
 
     def _make_strip(self, seconds: float, first: int = 0, each: int = 1) -> Message:
         """Returns the rank's time from a bin on, with ``each`` bins merged into one."""
-        spans = self._totals.spans
+        spans = self._counted().spans
         bins = spans.used(seconds)
         waits = [[rank, sum(row)] for rank, row in spans.waits.items() if any(row)]
         imports = [[name, sum(row)] for name, row in spans.imports.items()]

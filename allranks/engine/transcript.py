@@ -48,12 +48,13 @@ class Transcript:
     ``limit_nbytes`` is the space of the log on the disk.
 
     Attributes:
-        sift: removes text that only the log shall have.
+        sift: removes text that only the log shall have, from what contains one of ``sift_marks``.
     """
 
     def __init__(self, path: str, limit_nbytes: int = 10**9) -> None:
         self.path = path
         self.sift: Callable[[str], str] = str
+        self.sift_marks: tuple[str, ...] = ()
         # Reentrant, because a finalizer may display something while it is held.
         self._lock = threading.RLock()
         self._placed: list[tuple[int, Entry]] = []
@@ -302,7 +303,9 @@ class Transcript:
     def _append(self, kind: str, start: int, end: int, entries: list[Entry]) -> None:
         if end <= start:
             return
-        text = self.sift(self._decoder.decode(os.pread(self._reader, end - start, start)))
+        text = self._decoder.decode(os.pread(self._reader, end - start, start))
+        if any(mark in text for mark in self.sift_marks):
+            text = self.sift(text)
         if not text:
             return
         if entries and entries[-1][0] == kind:

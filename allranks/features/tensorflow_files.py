@@ -18,6 +18,7 @@ _WRITES_SOURCE = "tensorflow.python.autograph.pyct.loader"
 #: has this text.
 _BEFORE = "absl::InitializeLog() is called"
 #: Before its clock is set up, it writes "0000 00:00:" and seconds instead of date and time.
+_MARKS = _BEFORE, "0000 00:00:"
 _EARLY = re.compile(r"[IWE]0000 00:00:\d+\.\d+ ")
 _KNOWN = re.compile(
     r"port\.cc:\d+\] oneDNN custom operations are on"
@@ -30,8 +31,6 @@ _KNOWN = re.compile(
 
 
 def held_back(text: str) -> str:
-    if _BEFORE not in text and "0000 00:00:" not in text:
-        return text
     kept = []
     for line in text.splitlines(keepends=True):
         known = _KNOWN.search(line)
@@ -49,7 +48,7 @@ class TensorflowFiles(RankFeature):
 
     def started(self, rank: RankContext) -> None:
         if os.environ.get("TF_CPP_MIN_LOG_LEVEL") == libraries.QUIET:
-            rank.transcript.sift = held_back
+            rank.transcript.sift, rank.transcript.sift_marks = held_back, _MARKS
         self._folder = rank.config.session_dir
         PostImportHook([_WRITES_SOURCE], self._write_there).install()
 

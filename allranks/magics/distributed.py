@@ -225,15 +225,16 @@ class DistributedMagics(Magics):
         except SyntaxError as error:
             raise InvalidCell(explain_syntax(error, number)) from None
         with short_interrupts(self.session, BEFORE_THE_CELL):
-            if options.for_running():
-                return self._submit_to_feature(options, text, number)
+            if options.features:
+                if options.for_running():
+                    return self._submit_to_feature(options, text, number)
+                for command, asked in by_command(options.for_preparing()).items():
+                    self.session.hooks.command(command, asked)
             return self._submit_to_ranks(options, text, number)
 
     def _submit_to_ranks(
         self, options: CellOptions, text: str, number: int
     ) -> tuple[Cluster, CellRun]:
-        for command, asked in by_command(options.for_preparing()).items():
-            self.session.hooks.command(command, asked)
         cluster = self.session.cluster(options.cluster)
         chosen = chosen_ranks(options, cluster.size)
         if options.check:  # of this cell only: nothing before it may fail any more
@@ -243,7 +244,7 @@ class DistributedMagics(Magics):
             [*map(cluster.roster.hellos.__getitem__, chosen)],
             cluster.cells.ask_soon,
             fold=options.fold,
-            buttons=self.session.hooks.panel_buttons(),
+            buttons=self.session.hooks.panel_buttons,
         )
         if isinstance(view, NotebookView):
             view.returns_value = options.returns_value

@@ -204,6 +204,8 @@ def split(line: str) -> list[str]:
 
 
 def parse_cell(line: str) -> CellOptions:
+    if not line or line.isspace():
+        return CellOptions()  # as of most cells
     parser = cell_parser()
     options = ClusterOptions.parse(parser, split(line), CellOptions())
     options.cluster = ClusterOptions.take_from(vars(options))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import sys
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -14,6 +15,7 @@ from typing import Any
 
 from allranks.cluster import devices
 from allranks.cluster.cluster import Cluster
+from allranks.cluster.connection import Connection
 from allranks.cluster.features import NotebookHooks
 from allranks.cluster.launchers.launcher import MultiHostLauncher
 from allranks.cluster.options import TYPED, ClusterOptions
@@ -31,6 +33,8 @@ class Session:
 
     def __init__(self, hooks: NotebookHooks) -> None:
         self._cluster: Cluster | None = None
+        #: The connection to the ranks that `_have` has had: each start makes another one.
+        self._had: Callable[[], Connection | None] = lambda: None
         self.hooks = hooks
         self._default = self._asked = DEFAULT
         #: A sentence about the cells that run on the ranks; "" where no command has chosen them.
@@ -52,8 +56,12 @@ class Session:
         """
         running = self.running
         if running is not None and running.cells.is_up(print):
+            # A feature, or a program by `ranks`, may have started them again.
+            is_new = running.cells.connection is not self._had()
             self._check(running, options)
             self._show_news(running)
+            if is_new and not running.roster.busy:
+                self._have(running)
             return running
         if running is not None:
             print(running.lost_because.splitlines()[0])
@@ -115,7 +123,7 @@ class Session:
 
     def _have(self, cluster: Cluster) -> None:
         """These ranks are up, and the notebook's from now on."""
-        self._cluster = cluster
+        self._cluster, self._had = cluster, weakref.ref(cluster.cells.connection)
 
     def where(self) -> str:
         """Returns a line about this notebook's ranks if another one has them; else ""."""

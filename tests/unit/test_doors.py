@@ -16,6 +16,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager, suppress
@@ -34,6 +35,7 @@ from allranks.cluster.features import NotebookHooks
 from allranks.cluster.launchers.addresses import ANY_PORTS, LOOPBACK
 from allranks.cluster.options import ClusterOptions
 from allranks.cluster.sockets import EventQueue, FromRank, ListeningSockets, RankSockets
+from allranks.cluster.state import ClusterState
 from allranks.command import agents
 from allranks.engine.host.events import NotebookSaid, Terminated
 from allranks.errors import UsageError, WireError
@@ -202,7 +204,7 @@ def test_the_session_socket(tmp_path):
 
 
 def test_the_share_socket(tmp_path):
-    feed = WatcherFeed()
+    feed = WatcherFeed(ClusterState(1))
     hello = Hello(0, 1, 0, 1, "h", 7, "cpu", "e", "MPI", "")
     feed.take(hello, encode(hello))
     feed.open(str(tmp_path))
@@ -225,7 +227,7 @@ def test_the_share_socket(tmp_path):
 
 
 def test_one_watcher_too_many_is_refused_and_those_before_stay(tmp_path):
-    feed = WatcherFeed()
+    feed = WatcherFeed(ClusterState(1))
     hello = Hello(0, 1, 0, 1, "h", 7, "cpu", "e", "MPI", "")
     feed.take(hello, encode(hello))
     feed.open(str(tmp_path))
@@ -271,12 +273,12 @@ def test_a_connection_for_which_there_is_no_descriptor_is_closed(tmp_path):
 
 
 def test_a_watcher_gets_a_reply_that_it_can_read_without_its_value(tmp_path):
-    feed = WatcherFeed()
+    feed = WatcherFeed(ClusterState(1))
     cell = RunCell(1, "", 1, (0,), "In[1]", True, 0)
     reply = Reply(0, 1, "ok", 0.5, False, True, "", None)
+    feed.open(str(tmp_path))
     feed.take(cell, encode(cell))
     feed.take(reply, encode(reply, b"a pickle"))
-    feed.open(str(tmp_path))
     try:
         with at_socket(str(tmp_path / WATCHERS_DOOR), b'{"want": "watch", "seen": 0}') as one:
             sent = one.makefile("rb")
@@ -290,6 +292,43 @@ def test_a_watcher_gets_a_reply_that_it_can_read_without_its_value(tmp_path):
     record, payloads = decode(frames)
     assert isinstance(record, Reply)
     assert (record.has_value, payloads) == (False, [])
+
+
+def test_a_watcher_that_comes_during_a_cell_gets_the_cell_and_the_replies_so_far(tmp_path):
+    roster = ClusterState(2)
+    feed, cell = WatcherFeed(roster), RunCell(1, "f()", 1, (0, 1), "cell In[1]", True, 0)
+    roster.begin_cell(1, (0, 1), 1)
+    roster.sent = cell, time.monotonic() - 60
+    assert roster.cell is not None
+    roster.cell.apply(Reply(0, 1, "ok", 0.5, False, True, "", None))
+    feed.open(str(tmp_path))
+    try:
+        assert feed.running == "In[1]"
+        with at_socket(str(tmp_path / WATCHERS_DOOR), b'{"want": "watch", "seen": 0}') as one:
+            sent = one.makefile("rb")
+
+            async def read(nbytes: int) -> bytes:
+                return sent.read(nbytes)
+
+            (head, frames), (_, reply) = (asyncio.run(unpack(read)) for _ in range(2))
+    finally:
+        feed.close()
+    assert head["ago"] >= 60
+    assert decode(frames)[0] == cell
+    assert (decode(reply)[0].rank, decode(reply)[0].has_value) == (0, False)
+
+
+def test_a_watcher_that_comes_between_two_cells_gets_none(tmp_path):
+    roster = ClusterState(1)
+    feed, cell = WatcherFeed(roster), RunCell(1, "f()", 1, (0,), "cell In[1]", True, 0)
+    roster.begin_cell(1, (0,), 1)
+    roster.sent = cell, time.monotonic()
+    roster.end_cell()
+    feed.open(str(tmp_path))
+    try:
+        assert feed.running == ""
+    finally:
+        feed.close()
 
 
 STATE = {

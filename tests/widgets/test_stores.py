@@ -20,6 +20,7 @@ from allranks.widgets.dashboard.curves import Curves, Key
 from allranks.widgets.dashboard.saved_panel import bundle
 from allranks.widgets.dashboard.tables import timings_page
 from allranks.widgets.dashboard.timings import TimingTable
+from allranks.widgets.dashboard.view import cell_view
 
 
 def hello(rank: int, log: str = "", host: str = "") -> Hello:
@@ -310,3 +311,18 @@ def test_an_import_is_named_by_the_outermost_package(tmp_path, monkeypatch) -> N
     __import__("outer_package.inner")
     assert sys.modules["inner_module"].seen == "outer_package"
     assert importing() == ""
+
+
+def test_a_terminal_has_the_data_of_a_cell_from_the_first_record_on_with_the_ranks_that_left(
+    capsys,
+):
+    hellos = [Hello(rank, 2, 0, 1, "here", rank, "cpu", "e", "m", "/l/x.log") for rank in range(2)]
+    view = cell_view("auto", hellos, None, ago=60)
+    view.left(0, "error")
+    assert view.figures is None
+    view.telemetry(Points(1, 1, (["loss", "", 1],), 0), [array("d", (3.0, 0.5)).tobytes()])
+    assert view.figures.tiles.said() == "1 running, rank 0 failed"
+    view.left(1, "ok")
+    view.finish()
+    assert view.figures.elapsed >= 60
+    assert "loss" in capsys.readouterr().out

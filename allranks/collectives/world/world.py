@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from functools import partial
 from mmap import mmap
@@ -68,10 +68,24 @@ class Group:
         """Cached properties of calls of the same kind."""
         self.gpu: GpuTransport | None = None
         """The transports of the members' GPUs; None before an epoch's first array on a GPU."""
-        self.posts = Posts(own, self.number)
+        self._posts: dict[int, Posts] = {}
+        """Those of this group, by its number, from its first request on."""
         self.refused = 0
         """How many calls of MPI this rank has refused in this epoch; other members may have made
         them."""
+
+    @property
+    def posts(self) -> Posts:
+        """The requests of collectives on this group."""
+        if self.number not in self._posts:
+            # One call of a dict: two threads may make their first requests at once.
+            self._posts.setdefault(self.number, Posts(self.own, self.number))
+        return self._posts[self.number]
+
+    def leave(self, dropped: Collection[Any]) -> None:
+        """See `Posts.leave`; most groups have none."""
+        for posts in [*self._posts.values()]:
+            posts.leave(dropped)
 
     @property
     def channel(self) -> Channel | None:
@@ -723,6 +737,13 @@ class World(RankState):
             self.gpu.leave([*self.queued, *mine])
 
     @property
+    def epoch_ends(self) -> bool:
+        """Whether a rank takes no further part in the epoch."""
+        # The lowest bit says whether it is a deadlock.
+        broken, word = self.board.column(fields.BROKEN), 2 * (self.epoch + 1)
+        return self.dirty or word in broken or word | 1 in broken
+
+    @property
     def unfinished(self) -> bool:
         """Whether a collective was left unfinished, so that the world needs another epoch."""
         return self.dirty or self.pending > 0
@@ -741,7 +762,7 @@ class World(RankState):
         if self.dropped_requests and self.mpi is not None:
             self.mpi.release_dropped()
         for group in list(self.groups.values()):
-            group.posts.leave(self.dropped_requests)
+            group.leave(self.dropped_requests)
         super().leave(reason, failed, where, gone=gone)
 
     def renewed(self, epoch: int) -> None:

@@ -137,7 +137,7 @@ class AttachedConnection(Connection):
             hello = replace(one, rank=rank, local_rank=rank, host=host, pid=end.pid, log=log)
             self.apply(DiedBefore(hello))
             self.words.read_log(rank)
-        with self.driver.steady:
+        with self._wire.lock:
             self.roster.set_phase("running")
             self.driver.early = None
             for event in early.events:

@@ -44,11 +44,11 @@ class Ownership(NotebookFeature):
         self.when_left: Callable[[], object] = lambda: None
 
     def started(self, cluster: ClusterContext) -> None:
-        self.feed = WatcherFeed()
+        self.feed = WatcherFeed(cluster.roster)
         self._roster = cluster.roster
         self.set(0.0, False)
         cluster.observers.append(self.feed)
-        cluster.listen(partial(_open, self.feed, cluster.session_dir), Watched)
+        cluster.listen(partial(_open, self.feed, cluster.session_dir, cluster.post), Watched)
 
     def set(self, stays: float, shared: bool) -> None:
         self.stays, self.shared = stays, shared
@@ -65,9 +65,19 @@ class Ownership(NotebookFeature):
             self.cell.ask_soon(SEEN, seen, _drop, range(self._roster.size))
 
 
-def _open(feed: WatcherFeed, folder: str, _event: Event, _pid: int | None) -> None:
-    feed.open(folder)
-    say_listens(folder)  # also if that has failed: then the connection does, at once
+def _open(
+    feed: WatcherFeed,
+    folder: str,
+    post: Callable[[Callable[[], object]], bool],
+    _event: Event,
+    _pid: int | None,
+) -> None:
+    def open_feed() -> None:
+        feed.open(folder)
+        say_listens(folder)  # also if that has failed: then the connection does, at once
+
+    if not post(open_feed):
+        open_feed()  # the ranks have just ended
 
 
 def _drop(answer: Answer) -> None:

@@ -24,7 +24,7 @@ from allranks.cluster.options import ClusterOptions
 from allranks.errors import AllranksError, UsageError
 from allranks.features.attach import ownership, sessions
 from allranks.features.attach.sessions import as_time, seconds_of
-from allranks.features.attach.sharing import CANNOT_ASK, DetachedCell, WatcherFeed, answer, has_gone
+from allranks.features.attach.sharing import CANNOT_ASK, DetachedCell, answer, has_gone
 from allranks.features.attach.watched_cells import Joined, WatchedCells
 from allranks.magics.session import DEFAULT, NOTHING, Session
 from allranks.records.ranks import label
@@ -45,18 +45,9 @@ class SharedSession(Session):
         super().__init__(hooks)
         self._own = ownership.of(hooks)
         self._stays = 0.0
-        #: That of the ranks for which other notebooks may ask: each start makes another one.
-        self._offered: WatcherFeed | None = None
         #: The ranks that it shares with other notebooks, also while another one has them.
         self.joined: Joined | None = None
         self._task: asyncio.Task[None] | None = None
-
-    def cluster(self, options: ClusterOptions = NOTHING) -> Cluster:
-        found = super().cluster(options)
-        # An ensemble, or a program by `ranks`, may have started them again meanwhile.
-        if self._own.feed is not self._offered and not found.roster.busy:
-            self._have(found)
-        return found
 
     def _elsewhere(self, lost: Cluster | None) -> Cluster | None:
         if lost is not None:
@@ -198,7 +189,7 @@ class SharedSession(Session):
         if left.unseen:
             print(left.text)
         hellos = [cluster.hellos[rank] for rank in left.ranks or range(cluster.size)]
-        ask, buttons = cluster.cells.ask_soon, self.hooks.panel_buttons()
+        ask, buttons = cluster.cells.ask_soon, self.hooks.panel_buttons
         view = cell_view("auto", hellos, ask, ago=left.seconds, buttons=buttons)
         if left.unseen:
             cluster.cells.wait(ownership.follow(cluster.cells, left, view))
@@ -216,7 +207,8 @@ class SharedSession(Session):
             asked = ClusterOptions(**taken.memo)
             cluster = self._make(asked)
             left = ownership.attach(cluster.cells, taken, print)
-            self._cluster, self._asked, self._stays = cluster, asked, taken.stays
+            self._asked, self._stays = asked, taken.stays
+            super()._have(cluster)
         except BaseException:
             try:
                 # An interrupt has come just after the attach: else the ranks would end.
@@ -241,7 +233,7 @@ class SharedSession(Session):
 
     def _offer(self) -> None:
         # Other notebooks may ask for the ranks, if this one's kernel can answer.
-        feed = self._offered = self._own.feed
+        feed = self._own.feed
         try:
             loop = asyncio.get_running_loop()
         except RuntimeError:

@@ -26,7 +26,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from allranks import doors
-from allranks.cluster.state import CellState, Epoch, Left
+from allranks.cluster.state import CellState, ClusterState, Epoch, Left
 from allranks.features.attach.records import WATCHERS_DOOR
 from allranks.records.ranks import label
 from allranks.records.telemetry import Points, Pulse, Strip, Timings
@@ -149,21 +149,23 @@ _KEPT_NBYTES = 1 << 20
 _LINE_NBYTES = 4096
 _MOST_VISITORS = 30
 _LENGTH = struct.Struct("<I")
-#: Records from which the state of the ranks and of their cell follows, and those that watchers get.
-_STATE = (Hello, RunCell, Reply, Died)
-_WATCHED = (*_STATE, Output, Prompt, Points, Pulse, Strip, Timings, RunMember)
+#: Records of the ranks that are noted also where no notebook has ever watched, and those that
+#: watchers get.
+_RANKS = (Hello, Died)
+_WATCHED = (*_RANKS, RunCell, Reply, Output, Prompt, Points, Pulse, Strip, Timings, RunMember)
 
 Frames = Sequence[bytes]
 
 
 class WatcherFeed:
-    """Sends watchers the cells of the ranks and their messages."""
+    """Sends watchers the cells of the ranks, whose state is the ``roster``, and their messages."""
 
-    def __init__(self) -> None:
+    def __init__(self, roster: ClusterState) -> None:
+        self._roster = roster
         #: Called in the thread with the socket of a notebook that asks for the ranks; see `answer`.
         self.lend: Callable[[socket.socket], object] | None = None
-        #: What `take` has to get: without watchers only what the state follows from.
-        self.records: tuple[type[Record], ...] = _STATE
+        #: What `take` has to get.
+        self.records: tuple[type[Record], ...] = _RANKS
         self._lock = threading.Lock()
         self._ranks = WatchedState()
         self._cell: RunCell | None = None
@@ -177,7 +179,10 @@ class WatcherFeed:
         self._closed = False
 
     def open(self, folder: str) -> None:
-        """Listens from now on in the session's folder; from any thread."""
+        """Listens from now on in the session's folder.
+
+        In the thread that receives from the ranks: no reply of theirs comes meanwhile.
+        """
         with self._lock:
             if self._thread is not None or self._closed:
                 return
@@ -195,9 +200,23 @@ class WatcherFeed:
             self._wake, self._woken = socket.socketpair()
             for end in (self._listener, self._wake, self._woken):
                 end.setblocking(False)
-            self.records = _WATCHED
+            self.records = _WATCHED  # first: another thread may be about to send a cell
+            self._read_cell()
             self._thread = threading.Thread(target=self._serve, name="allranks-share", daemon=True)
             self._thread.start()
+
+    def _read_cell(self) -> None:
+        """Reads what runs, and which ranks have left it, from the state that the core has."""
+        running, sent = self._roster.cell, self._roster.sent
+        if running is None:
+            self._cell = self._ranks.cell = None
+            return
+        if sent is not None and sent[0].cell == running.cell:
+            self._cell, self._began = sent
+            self._cell_frames = encode(self._cell)
+            self._ranks.apply(self._cell)
+        for reply in running.replies.values():
+            self._ranks.apply(reply)
 
     def close(self) -> None:
         """Ends the thread and its connections."""

@@ -44,6 +44,7 @@ _EVERY = {"type": float, "default": 0.0, "metavar": "SECONDS", "help": "at most 
 class NotebookHeal(NotebookFeature):
     """Replaces dead ranks, and has the ranks keep variables after cells."""
 
+    in_cells = False  # until variables are kept
     replaces_ranks = "%distributed heal"
     commands = frozenset(_COMMANDS)
     line_commands = (
@@ -73,13 +74,14 @@ class NotebookHeal(NotebookFeature):
             cluster.roster.replacing = self._when
         self._set.add(cluster.roster)
 
+    def ranks_missing(self, run: CellRun, cells: Cells) -> None:
+        died = cells.connection.words.deaths_text()
+        said = recovery_driver.replace_after(cells.connection, run)
+        if isinstance(run.view, HiddenView) and not run.view.is_read:
+            # Its own end may be read later, or never: the next cell shows it.
+            cells.news += [died, said]
+
     def cell_left(self, run: CellRun, cells: Cells) -> None:
-        if cells.roster.replaces_now:
-            died = cells.connection.words.deaths_text()
-            said = recovery_driver.replace_after(cells.connection, run)
-            if isinstance(run.view, HiddenView) and not run.view.is_read:
-                # Its own end may be read later, or never: the next cell shows it.
-                cells.news += [died, said]
         if self._after is not None:
             self._after.keep_after(run, cells)
 
@@ -115,7 +117,7 @@ class NotebookHeal(NotebookFeature):
                 "Type for example: %distributed keep x, y"
             )
         if names == ["off"]:
-            self._after = None
+            self._after, self.in_cells = None, False
             return "No variables are kept after cells from now on; those kept before remain."
         unfit = [name for name in names if not name.isidentifier()]
         if unfit:
@@ -123,7 +125,7 @@ class NotebookHeal(NotebookFeature):
                 f"expected the names of variables, found {unfit[0]:.60}. "
                 "Type for example: %distributed keep model, step"
             )
-        self._after = AfterCells(names, every)
+        self._after, self.in_cells = AfterCells(names, every), True
         often = f", at most once in {every:g} s," if every else ""
         return f"{listed(names)} kept after each cell{often} until: %distributed keep off"
 

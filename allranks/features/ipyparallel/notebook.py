@@ -397,7 +397,7 @@ class _HeldCell:
         self._held, self._known = dict[int, dict[str, str]](), dict[int, dict[str, str]]()
         self._has_said = self._is_left = False
         #: The ranks that had not left the cell at the look before.
-        self._pending: tuple[int, ...] = ()
+        self._pending = cell.ranks
 
     def look(self) -> bool:
         before, self._pending = self._pending, self._cell.pending()
@@ -460,7 +460,7 @@ class NotebookClients(NotebookFeature):
         self._keep_output(record)
         return record
 
-    def cell_started(self) -> None:
+    def cell_lasts(self) -> None:
         if (cell := self.cell) is not None and cell.shown:
             cell.poll(_HeldCell(cell, self._roster).look)
 

@@ -1,7 +1,7 @@
 """Shows why a cell was slow: a line below it, and ``%distributed why``.
 
-While a cell runs, only its records that come anyway are looked at. The ranks are asked for more
-when a cell with a loop of collectives has ended.
+While a cell runs, only its records that come anyway are looked at, from the first one on: of most
+cells there are none. The ranks are asked for more when a cell with a loop of collectives has ended.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from allranks.features.verdict.records import CellParts, RankPart
 from allranks.features.verdict.results import not_a_number
 from allranks.features.verdict.rules import verdicts
 from allranks.records.telemetry import Points, Pulse, Timings
-from allranks.records.wire import Record, Reply
+from allranks.records.wire import Record
 
 _OPTION = StartOption(
     "verdict", VARIABLE, ("on", "off"), "a line below a cell that says why it is slow"
@@ -45,7 +45,6 @@ class WatchedCell:
 
     def __init__(self, cell: CellContext) -> None:
         self.cell = cell
-        self.began = time.monotonic()
         self.loops = False
         """Whether a line has made enough calls."""
         self.trains = False
@@ -54,7 +53,6 @@ class WatchedCell:
         """What was shown while the cell ran."""
         self.logs = False
         """Whether a rank has logged values."""
-        self._replies: dict[int, Reply] = {}
 
     @cached_property
     def logged(self) -> NotNumbers:
@@ -70,8 +68,6 @@ class WatchedCell:
             if not self.logs:
                 self.logs = True
                 self.cell.poll(self._say_nan)
-        elif isinstance(record, Reply):
-            self._replies[record.rank] = record
 
     def _say_nan(self) -> bool:
         """Shows at once that a value has become NaN: the rest of the cell may be in vain."""
@@ -83,17 +79,18 @@ class WatchedCell:
 
     @property
     def well(self) -> bool:
-        return all(one.status == "ok" for one in self._replies.values())
+        return all(one.status == "ok" for one in self.cell.replies().values())
 
     def left(self) -> tuple[tuple[int, ...], int | None]:
         """Returns the ranks that had ended the cell, and the line in which others waited."""
-        ok = tuple(sorted(rank for rank, one in self._replies.items() if one.status == "ok"))
+        replies = self.cell.replies()
+        ok = tuple(sorted(rank for rank, one in replies.items() if one.status == "ok"))
         lines = {
             one.report.line
-            for one in self._replies.values()
+            for one in replies.values()
             if one.report is not None and one.report.waiting and one.report.etype == "RankLeft"
         }
-        others = {one.status for one in self._replies.values()} - {"ok"}
+        others = {one.status for one in replies.values()} - {"ok"}
         return (ok, lines.pop()) if len(lines) == 1 and others == {"waiting"} else ((), None)
 
 
@@ -120,7 +117,7 @@ class NotebookVerdict(NotebookFeature):
         self._check = ""
         #: By the numbers that the notebook shows.
         self._cells: dict[int, CellParts] = {}
-        self._is_last_kept = True
+        self._is_last_kept = False
         """Whether the last of them is the last cell that the ranks have run."""
 
     def started(self, cluster: ClusterContext) -> None:
@@ -128,32 +125,41 @@ class NotebookVerdict(NotebookFeature):
         # One rank waits for none, and is the process of simulated ranks.
         self._is_off = said == "off"
         self._judges = cluster.size > 1 and not self._is_off
-        self.in_cells = self._judges or bool(self._check)
+        self.arriving = (Timings, Points, Pulse) if self._judges else ()
         self._watched = None
+        self._await_cell()
+
+    def _await_cell(self) -> None:
+        # For the beginning of the next cell; `message_arriving` does it for the end of this one.
+        self.in_cells = bool(self._check) or (self._judges and self._is_last_kept)
 
     def cell_started(self) -> None:
-        self._watched = None  # of a cell that was interrupted
         if self.cell is None or not self.cell.shown:
             return
         if self._check:
             check, self._check = self._check, ""
             self.cell.ask_soon(CHECK, {"what": check}, lambda _: None, self.cell.ranks)
-            self.in_cells = self._judges
         self._is_last_kept = False
-        if self._judges and len(self.cell.ranks) > 1:
-            self._watched = WatchedCell(self.cell)
-            self.arriving = (Timings, Points, Pulse, Reply)
+        self._await_cell()
 
     def message_arriving(self, record: Record, payloads: list[bytes]) -> Record | None:
-        watched = self._watched
-        if watched is not None and getattr(record, "cell", 0) == watched.cell.number:
-            watched.take(record, payloads)
+        cell, watched = self.cell, self._watched
+        if cell is None or getattr(record, "cell", 0) != cell.number:
+            return record
+        if watched is None or watched.cell is not cell:  # of a cell that was interrupted
+            if not cell.shown or len(cell.ranks) < 2:
+                return record
+            self._watched = watched = WatchedCell(cell)
+            self.in_cells = True
+        watched.take(record, payloads)
         return record
 
     def cell_finished(self) -> None:
         watched, self._watched = self._watched, None
-        self.arriving = ()
-        if watched is None or time.monotonic() - watched.began < _LEAST_SECONDS:
+        self._await_cell()
+        if watched is None or watched.cell is not self.cell:
+            return
+        if time.monotonic() - watched.cell.began < _LEAST_SECONDS:
             return
         logs_nan = watched.logs and watched.logged.causes()
         if not watched.loops and not watched.trains and not logs_nan:
@@ -205,6 +211,7 @@ class NotebookVerdict(NotebookFeature):
         self._cells.pop(parts.number, None)
         self._cells[parts.number] = parts
         self._is_last_kept = True
+        self._await_cell()
         for old in [*self._cells][:-_CELLS]:
             del self._cells[old]
 
@@ -216,7 +223,7 @@ class NotebookVerdict(NotebookFeature):
         """
         if name == "check":
             (self._check,) = arguments
-            self.in_cells = True
+            self._await_cell()
             return None
         if name == "members":
             return NotNumbers() if not self._is_off else None

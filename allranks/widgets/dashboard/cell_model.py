@@ -57,7 +57,7 @@ class PanelSection:
 
 
 #: A list, not a lookup of entry points: it is read at the begin of every cell.
-_sections: list[type[PanelSection]] = []
+SECTIONS: list[type[PanelSection]] = []
 
 
 def add_section(section: type[PanelSection]) -> None:
@@ -71,8 +71,8 @@ def add_section(section: type[PanelSection]) -> None:
     """
     if not section.title:
         raise ValueError(f"expected a title of {section.__name__}, found none. Set: title = ...")
-    _sections[:] = [one for one in _sections if one.title != section.title]
-    _sections.append(section)
+    SECTIONS[:] = [one for one in SECTIONS if one.title != section.title]
+    SECTIONS.append(section)
 
 
 #: States in which it is worth saying which ranks they are.
@@ -403,7 +403,7 @@ class CellModel:
         #: A headline, in place of the states of the ranks.
         self.title = ""
         self.ranks = tuple(hello.rank for hello in hellos)
-        self.sections = [section(self.ranks) for section in _sections if members is None]
+        self.sections = [section(self.ranks) for section in SECTIONS if members is None]
         self.tiles = Tiles(hellos)
         self.imports = Imports()
         self.memory = Memory()

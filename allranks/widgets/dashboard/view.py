@@ -12,7 +12,6 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from types import MappingProxyType
 from typing import Any
 
 from allranks.errors import AllranksError
@@ -20,7 +19,13 @@ from allranks.records import requests
 from allranks.records.ranks import Activity
 from allranks.records.telemetry import Telemetry
 from allranks.records.wire import Answer, Hello, Output
-from allranks.widgets.dashboard.cell_model import BEHIND_NBYTES, PIECE_NBYTES, CellModel, Logs
+from allranks.widgets.dashboard.cell_model import (
+    BEHIND_NBYTES,
+    PIECE_NBYTES,
+    SECTIONS,
+    CellModel,
+    Logs,
+)
 from allranks.widgets.dashboard.plot import PlotStyle
 from allranks.widgets.dashboard.saved_panel import (
     bundle,
@@ -425,34 +430,54 @@ class Dashboard(NotebookView):
 class TerminalDashboard(TerminalView):
     """Prints the ranks' output, then their last values and timings, if any.
 
-    The mode ``full`` prints the tables in any case.
+    The mode ``full`` prints the tables in any case. ``ago`` is as in `cell_view`.
     """
 
-    def __init__(self, mode: str, hellos: Sequence[Hello], log_dir: str, fold: bool) -> None:
+    def __init__(
+        self, mode: str, hellos: Sequence[Hello], log_dir: str, fold: bool, ago: float = 0.0
+    ) -> None:
         super().__init__([hello.rank for hello in hellos], log_dir, fold)
         self._full = mode == "full"
-        self.figures = CellModel(hellos)
+        self._hellos, self._began = hellos, time.monotonic() - ago
+        self._left: dict[int, str] = {}
+        self.figures: CellModel | None = None
+        """What the ranks have reported; None without a record, as in most cells."""
+        if self._full or SECTIONS:
+            self.make_figures()
         self._imports_line: ProgressLine | None = None
 
+    def make_figures(self) -> CellModel:
+        """Returns ``figures``, also where the ranks have reported nothing."""
+        if self.figures is None:
+            self.figures = CellModel(self._hellos)
+            self.figures.started = self._began
+            for rank, status in self._left.items():
+                self.figures.left(rank, status)
+        return self.figures
+
     def telemetry(self, record: Telemetry, payloads: list[bytes]) -> None:
-        self.figures.take(record, payloads)
+        self.make_figures().take(record, payloads)
 
     def left(self, rank: int, status: str) -> None:
-        self.figures.left(rank, status)
+        self._left[rank] = status
+        if self.figures is not None:
+            self.figures.left(rank, status)
 
     def refresh(self) -> None:
         if self._imports_line is not None:
             self._imports_line.end()
         super().refresh()
-        imports = self.figures.imports
-        if imports.ranks and (line := imports.line()) is not None:
-            self._imports_line = self._imports_line or ProgressLine(self.figures.started)
+        imports = self.figures.imports if self.figures is not None else None
+        if imports is not None and imports.ranks and (line := imports.line()) is not None:
+            self._imports_line = self._imports_line or ProgressLine(self._began)
             self._imports_line.show(*line, "")
 
     def finish(self) -> None:
         if self._imports_line is not None:
             self._imports_line.end()
         super().finish()
+        if self.figures is None:
+            return
         self.figures.end()
         if self._full or self.figures.worth_showing():
             print(text(self.figures), file=sys.stdout, flush=True)
@@ -472,7 +497,7 @@ def cell_view(
     *,
     fold: bool = True,
     ago: float = 0.0,
-    buttons: Buttons = MappingProxyType({}),
+    buttons: Callable[[], Buttons] = dict,
 ) -> Dashboard | NotebookView | TerminalDashboard | TerminalView:
     """Returns the view of a cell that fits this front end.
 
@@ -483,16 +508,14 @@ def cell_view(
         ask: makes a request of ranks; None if they are another notebook's.
         fold: whether identical output of several ranks is shown once.
         ago: how many seconds ago the cell began.
-        buttons: those that features add to the panel.
+        buttons: returns those that features add to the panel.
     """
     ranks = [hello.rank for hello in hellos]
     log_dir = os.path.dirname(hellos[0].log) if hellos else ""
     if mode == "plain":
         return text_view(ranks, log_dir, fold)
-    view: Dashboard | TerminalDashboard
-    if front_end() == NOTEBOOK:
-        view = Dashboard(mode, hellos, log_dir, fold, ask, buttons)
-    else:
-        view = TerminalDashboard(mode, hellos, log_dir, fold)
+    if front_end() != NOTEBOOK:
+        return TerminalDashboard(mode, hellos, log_dir, fold, ago)
+    view = Dashboard(mode, hellos, log_dir, fold, ask, buttons())
     view.figures.started -= ago
     return view

@@ -1,5 +1,6 @@
 """Output that comes after the end of its cell, and cells whose ranks, or some, were killed."""
 
+import math
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
@@ -110,6 +111,32 @@ def test_the_first_interrupt_interrupts_the_ranks_in_the_cell_or_ends_them(kills
     assert not closed
     run.press()
     assert closed == ["lost"]
+
+
+@pytest.mark.parametrize("why", ["it is interrupted", "it has run for a moment"])
+def test_features_know_once_that_a_cell_lasts(monkeypatch, why):
+    class Feature(NotebookFeature):
+        def cell_lasts(self):
+            known.append(self.cell.number)
+
+    known = list[int]()
+    roster = ClusterState(3)
+    connection = SimpleNamespace(
+        size=3, roster=roster, hooks=NotebookHooks([Feature]), closed=False, ask_soon=None,
+        step=lambda seconds: [], send=lambda ranks, message: None,
+        begin_cell=lambda cell, ranks, run: None,
+    )  # fmt: skip
+    monkeypatch.setattr(cell_run, "_LASTS_SECONDS", math.inf)
+    run = CellRun(1, range(3), connection, HiddenView(lambda batch: None), None)
+    run.step(0)
+    assert known == []
+    if why == "it is interrupted":
+        run.press()
+    else:
+        monkeypatch.setattr(cell_run, "_LASTS_SECONDS", 0)
+    run.step(0)
+    run.step(0)
+    assert known == [1]
 
 
 class ReplacesRanks(NotebookFeature):
@@ -361,6 +388,7 @@ def prepare(monkeypatch):
         for rank in range(2):
             cells.roster.apply(Hello(rank, 2, 0, 1, "here", 1 + rank, "cpu", "e", "m", "/none/log"))
         cells.roster.set_phase("running")
+        cells.roster.epoch.dirty = True  # so there is something to wait for
         cells.hooks = NotebookHooks(())
         cells.hooks.commands["replace_ranks"] = replace_dead
         cells._connection = SimpleNamespace(

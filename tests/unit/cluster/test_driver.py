@@ -180,7 +180,7 @@ def test_ranks_hear_of_a_death_before_the_commands_of_a_thread_that_knows_of_it(
         return "was killed"
 
     def recover() -> None:
-        with ranks.driver.steady:  # as each message to ranks
+        with ranks.driver.wire.lock:  # as each message to ranks
             told.append("the recovery")
 
     monkeypatch.setattr(ranks.words, "death_text", death_text)

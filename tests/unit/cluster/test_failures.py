@@ -153,7 +153,7 @@ def test_the_stack_of_a_crash_has_the_numbers_of_the_cells(tmp_path):
     ranks.apply(Hello(0, 1, 0, 1, "host", 10, "cpu", "e", "mpi", str(log)))
     words = LastWords(ranks)
     for number, source in ((3, "def f(): crash()"), (4, "f()")):
-        words.name_cell(source, number)
+        words.numbers[source] = number
     frames = (("def f(): crash()", 1, "f"), ("f()", 2, "<module>"))
     stack = [f'  File "{code_name(one)}", line {line} in {name}' for one, line, name in frames]
     log.write_text("\n".join(["Fatal Python error: Segmentation fault", *stack, "  File x"]))
@@ -162,6 +162,20 @@ def test_the_stack_of_a_crash_has_the_numbers_of_the_cells(tmp_path):
     assert told.traceback[1].endswith(
         '\n  File "In[3]", line 1 in f\n  File "In[4]", line 2 in <module>'
     )
+
+
+def test_a_rank_that_dies_was_last_seen_at_a_line_of_the_last_cell(tmp_path):
+    ranks = ClusterState(1)
+    ranks.apply(Hello(0, 1, 0, 1, "host", 10, "cpu", "e", "mpi", str(tmp_path / "rank-0.log")))
+    words, end = LastWords(ranks), ProcessExit(0, -9, by_launcher=False)
+    ranks.begin_cell(1, (0,), 1)
+    words.note_line(1, 0, "In[1]:2  f()")
+    assert words.death_text(end).endswith(", last seen at In[1]:2  f()")
+    ranks.begin_cell(2, (0,), 1)
+    words.note_line(1, 0, "In[1]:3  g()")  # it comes late
+    assert "last seen" not in words.death_text(end)
+    words.note_line(2, 0, "In[2]:1  h()")
+    assert words.death_text(end).endswith(", last seen at In[2]:1  h()")
 
 
 def test_a_rank_that_has_left_a_cell_that_others_run_is_not_called_idle():

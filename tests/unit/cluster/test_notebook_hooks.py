@@ -9,6 +9,7 @@ from allranks.cluster import features
 from allranks.cluster.cluster import Cluster
 from allranks.cluster.connection import Connection
 from allranks.cluster.features import CellContext, ClusterContext, NotebookFeature, NotebookHooks
+from allranks.cluster.state import ClusterState
 from allranks.errors import UsageError
 from allranks.records.agent import Again, Exit, Notice
 from allranks.records.wire import Interrupt
@@ -67,6 +68,7 @@ class RunsACell(NotebookFeature):
 @pytest.mark.parametrize("how", ["well", "interrupted"])
 def test_a_cell_that_a_feature_runs_at_the_end_of_another_one_is_part_of_that(how):
     hooks = NotebookHooks([RunsACell, Diary])
+    hooks.roster = ClusterState(2)
     _, diary = hooks.features
     hooks.cell_started(CELL)
     hooks.polls.append("a poll")
@@ -89,6 +91,7 @@ def test_a_cell_is_over_when_the_ranks_end_at_its_end():
 
     hooks = NotebookHooks([Ends])
     hooks.cell_started(CELL)
+    hooks.roster = ClusterState(2)
     hooks.cell_left(None, hooks)
     assert hooks.features[0].cell is None
 

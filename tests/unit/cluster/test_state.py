@@ -443,3 +443,16 @@ def test_random_events_keep_what_is_true_of_ranks():
             world.step()
     assert len(counts) == 14
     assert min(counts.values()) >= 500, counts
+
+
+def test_ranks_are_unsettled_where_a_cell_was_left_or_another_epoch_is_due_or_has_begun():
+    def after(happens):
+        ranks = ClusterState(2)
+        happens(ranks)
+        return ranks.unsettled
+
+    assert not after(lambda ranks: None)
+    assert after(lambda ranks: ranks.begin_cell(1, (0, 1), 1))
+    assert after(lambda ranks: setattr(ranks.epoch, "dirty", True))
+    assert after(lambda ranks: ranks.apply(EpochEnded(0, ranks.epoch.number)))
+    assert after(lambda ranks: ranks.apply(EpochBegun(0, ranks.epoch.number + 1)))

@@ -3,7 +3,6 @@
 import signal
 import threading
 from collections import deque
-from contextlib import nullcontext
 from functools import partial
 from types import SimpleNamespace
 
@@ -51,11 +50,14 @@ def test_the_errors_of_events_that_come_together_are_all_raised_each_once():
     for host in ("a", "b", "b"):
         inbox.put(FromHostAgent(Notice("text"), host))
     inbox.put(InterruptRequested())
-    driver = SimpleNamespace(move_news=inbox.move, steady=nullcontext())
     ranks = SimpleNamespace(
-        inbox=inbox, driver=driver, _unhandled=deque(), _handle=handle,
+        inbox=inbox,
+        roster=ClusterState(1),
         turns=SimpleNamespace(is_of_another=False),
-    )  # fmt: skip
+        _wire=SimpleNamespace(lock=threading.RLock()),
+        _unhandled=deque(),
+        _handle=handle,
+    )
     ranks._next = partial(Connection._next, ranks)
     with pytest.raises(ValueError, match="cannot show a") as failed:
         Connection.step(ranks, 0)

@@ -19,13 +19,13 @@ def call(name: str, arrived: float, last: float, ended: float, last_rank: int = 
 def counted():
     """A recorder that notes whole records, and what counts them."""
     journal = Journal()
-    totals = Totals(journal)
+    totals = [Totals(journal)]
 
     def note(*calls: CallRecord) -> list[CallTotals]:
         journal.fresh.extend(calls)
-        return totals.changed()
+        return totals[0].changed()
 
-    note.begin = totals.begin
+    note.begin = lambda: totals.__setitem__(0, Totals(journal))
     return note
 
 

@@ -4,6 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from allranks.collectives.calls.journal import Journal
 from allranks.engine import telemetry
 from allranks.engine.telemetry import Metrics, TelemetrySender
 from allranks.records.ranks import RUNNING, Activity
@@ -19,8 +20,7 @@ class Rank:
         monkeypatch.setattr(telemetry, "current_line", lambda: "In[1]:2 barrier()")
         monkeypatch.setattr(telemetry.world, "current", lambda: self.current)
         monkeypatch.setattr(telemetry, "importing", str)
-        totals = SimpleNamespace(begin=lambda: None, changed=list)
-        self.sender = TelemetrySender(1, Metrics(), totals, dict)
+        self.sender = TelemetrySender(1, Metrics(), Journal(), dict)
 
     def waits_for(self, ranks):
         doing = Activity("waiting", "barrier", ranks) if ranks else RUNNING

@@ -218,7 +218,7 @@ class Visitor:
 
 
 def test_what_a_watcher_has_got_is_counted_while_no_thread_adds_to_it():
-    feed, parts = WatcherFeed(), [b"message", b""]
+    feed, parts = WatcherFeed(ClusterState(1)), [b"message", b""]
 
     def sent(nbytes):
         assert nbytes == 7

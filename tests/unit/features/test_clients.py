@@ -517,14 +517,14 @@ def test_an_interrupt_of_a_cell_ends_the_request_of_a_rank_that_has_left_the_cel
     monkeypatch, left
 ):
     ended, cell = [], SimpleNamespace(shown=True, pending=lambda: (1,), interrupts=lambda: 0)
-    cell.number = 3
+    cell.number, cell.ranks = 3, (0, 1)
     cell.poll = lambda look: setattr(cell, "look", look)
     monkeypatch.setattr(client_requests, "interrupt_running", lambda *of: ended.append(of))
     feature = NotebookClients()
     feature.cell = cell
     feature.started(ClusterContext(2, lambda *_: None, starts_ranks=True))
     feature._roster = SimpleNamespace(hellos={1: SimpleNamespace(engine="engine-1")})
-    feature.cell_started()
+    feature.cell_lasts()
     cell.look()
     cell.pending, cell.interrupts = lambda: left, lambda: 1
     cell.look()

@@ -15,6 +15,9 @@ from allranks.features.attach.notebook import NotebookAttach
 from allranks.features.attach.sharing import WatcherFeed
 
 
+class Connected: ...
+
+
 def new_session() -> Any:
     hooks = NotebookHooks([NotebookAttach])
     return hooks.command("session", hooks)
@@ -38,7 +41,7 @@ def test_attach_takes_one_word():
 
 def test_another_notebook_is_refused_the_ranks_of_a_program_whose_event_loop_has_ended():
     session = new_session()
-    feed = ownership.of(session.hooks).feed = WatcherFeed()
+    feed = ownership.of(session.hooks).feed = WatcherFeed(ClusterState(1))
 
     async def offer() -> None:
         session._offer()
@@ -79,10 +82,10 @@ def test_ranks_that_were_started_again_stay_and_are_shared_as_those_before(monke
     session = new_session()
     own, stayed = ownership.of(session.hooks), []
     monkeypatch.setattr(ownership, "stay", lambda cells, seconds, memo: stayed.append(seconds))
-    cells = SimpleNamespace(is_up=lambda tell: True, news=[])
+    cells = SimpleNamespace(is_up=lambda tell: True, news=[], connection=Connected())
     ranks = SimpleNamespace(state="running", cells=cells, roster=ClusterState(2))
     ranks.roster.set_phase("running")
-    own.feed = WatcherFeed()
+    own.feed = WatcherFeed(ClusterState(1))
     session._have(ranks)
     session.detach_on_exit("60s")
     session.cluster()
@@ -91,7 +94,7 @@ def test_ranks_that_were_started_again_stay_and_are_shared_as_those_before(monke
     async def use() -> None:
         session.cluster()
 
-    own.feed = WatcherFeed()  # of their new connection
+    cells.connection, own.feed = Connected(), WatcherFeed(ClusterState(1))
     ranks.roster.reserve("running an ensemble", 1)
     asyncio.run(use())
     assert stayed == [60.0]

@@ -40,6 +40,7 @@ class Shown:
         self.lines: list[str] = []
         self.asked: list[tuple[int, ...]] = []
         self._parts = parts
+        self.replies: dict[int, Reply] = {}
         self.ranks = tuple(part.rank for part in parts.ranks)
         self.context = CellContext(
             number=CELL,
@@ -54,6 +55,7 @@ class Shown:
             ask=self.ask,
             ask_soon=lambda *_: None,
             poll=lambda _: None,
+            replies=lambda: self.replies,
         )
 
     def ask(self, name: str, arguments: dict[str, Any], ranks: Sequence[int], _: float) -> Any:
@@ -76,10 +78,15 @@ def started(feature: NotebookVerdict, size: int = 3, **settings: str) -> None:
 
 def run(feature: NotebookVerdict, shown: Shown, *records: Any) -> list[str]:
     feature.cell = shown.context
-    feature.cell_started()
+    if feature.in_cells:
+        feature.cell_started()
     for record, *payloads in records:
-        assert feature.message_arriving(record, payloads) is record
-    feature.cell_finished()
+        if isinstance(record, feature.arriving):
+            assert feature.message_arriving(record, payloads) is record
+        if isinstance(record, Reply):
+            shown.replies[record.rank] = record
+    if feature.in_cells:
+        feature.cell_finished()
     return shown.lines
 
 
@@ -152,11 +159,11 @@ def test_a_rank_that_was_replaced_has_nothing_to_compare(feature):
 
 def test_one_rank_and_a_cluster_without_verdicts_are_not_watched(feature):
     started(feature, size=1)
-    assert not feature.in_cells
+    assert not feature.arriving
     started(feature, ALLRANKS_VERDICT="off")
-    assert not feature.in_cells
+    assert not feature.arriving
     started(feature)
-    assert feature.in_cells
+    assert Timings in feature.arriving
 
 
 def test_a_value_that_is_measured_in_few_steps_only_is_no_mistake(feature):

@@ -123,3 +123,8 @@ def test_what_is_offered_for_a_line(line, word, offered):
 def test_what_names_no_module_is_refused(names):
     with pytest.raises(UsageError, match=r"^expected names of modules, found .*--preload tensor"):
         check_preload(names)
+
+
+@pytest.mark.parametrize("line", ["", " "])
+def test_a_cell_without_options_has_those_that_a_parser_gives(line):
+    assert parse_cell(line) == parse_cell("--view auto")

@@ -22,6 +22,9 @@ def test_without_features_a_stop_without_ranks_says_so():
     assert Session(NotebookHooks(())).stop() == "No ranks are running."
 
 
+class Connected: ...
+
+
 class StartedCluster:
     """A cluster whose ranks are there at once: two, if no number is given."""
 
@@ -29,7 +32,7 @@ class StartedCluster:
 
     def __init__(self, n=None, **_):
         self.size = n or 2
-        self.cells = SimpleNamespace(news=[], is_up=lambda _: True)
+        self.cells = SimpleNamespace(news=[], is_up=lambda _: True, connection=Connected())
         self.hellos = {0: SimpleNamespace(host="h1", device="cpu", mpi="MPI")}
 
     def start(self, _): ...
