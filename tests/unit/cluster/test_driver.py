@@ -203,7 +203,8 @@ def test_other_threads_can_send_while_logs_are_read(
 
     def note() -> None:
         with ThreadPoolExecutor(1) as others:
-            free.append(others.submit(ranks._wire.lock.acquire, blocking=False).result())
+            # The thread of the test has the lock for a moment as well.
+            free.append(others.submit(ranks._wire.lock.acquire, timeout=20).result())
             if free[-1]:
                 others.submit(ranks._wire.lock.release).result()
 
@@ -460,7 +461,7 @@ def test_features_hear_once_of_the_end_that_two_threads_find() -> None:
 
     ranks: Any = SimpleNamespace(
         roster=roster, hooks=Features(), _has_ended=False, _agents=[], step=lambda seconds: [],
-        driver=SimpleNamespace(steady=threading.RLock()), inbox=EventQueue(),
+        _wire=SimpleNamespace(lock=threading.RLock()), inbox=EventQueue(),
         _finalizer=SimpleNamespace(detach=lambda: None),
     )  # fmt: skip
     Connection.close(ranks, "lost")
