@@ -135,13 +135,17 @@ class Activity(NamedTuple):
         return str(self)
 
 
-def counted(doing: Mapping[int, Activity]) -> list[str]:
+def counted(doing: Mapping[int, Activity], count_all: bool = True) -> list[str]:
     """Returns how many ranks do what, or which: ``3 running``, ``1 waits for rank 2``, ``rank 4
-    failed``. Those that go on come first, then the largest groups.
+    failed``. Those that go on come first, then the largest groups. Without ``count_all``, ranks
+    that all do the same are not counted.
     """
     groups: dict[tuple[State, str], list[int]] = {}
     for rank, one in doing.items():
         groups.setdefault((one.state, one.waits_for), []).append(rank)
+    if len(groups) == 1 and not count_all:
+        ((state, whom),) = groups
+        return [f"{state.word} for {whom}" if whom else state.word]
     order = sorted(groups, key=lambda key: (key[0] not in _GO_ON, -len(groups[key])))
     return [_group_text(*key, groups[key]) for key in order]
 

@@ -173,11 +173,8 @@ class Tiles:
 
     def said(self) -> str:
         """Returns the states of the ranks, as ``3 running, 1 waits for rank 1``."""
-        groups = counted({rank: tile.doing for rank, tile in self.tiles.items()})
-        if len(groups) == 1:  # of all ranks
-            state, _, whom = next(iter(self.tiles.values())).doing
-            return f"{state.word} for {whom}" if whom else state.word
-        return ", ".join(groups)
+        doing = {rank: tile.doing for rank, tile in self.tiles.items()}
+        return ", ".join(counted(doing, count_all=False))
 
 
 class Memory:
