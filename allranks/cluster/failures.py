@@ -22,7 +22,7 @@ from allranks import own_files
 from allranks.errors import COLOURS, WAITING, CellTimeout, Report, UsageError
 from allranks.records.agent import AgentExit, Exit, HostLeft, LauncherExit
 from allranks.records.code_names import FILE_OF_CELL
-from allranks.records.ranks import ENDINGS, IDLE, Activity, label
+from allranks.records.ranks import DEAD, ENDINGS, IDLE, SILENT, STOPPED, Activity, label
 from allranks.records.telemetry import Telemetry
 from allranks.records.wire import Hello, Output, Reply, Result
 
@@ -34,7 +34,6 @@ _OF_INTERRUPTS = (KeyboardInterrupt.__name__, CellTimeout.__name__)
 _SHOWN_WHOLE = 3
 #: Instead of an exception's name: the rank has died.
 DEATH = "death"
-DEAD = Activity("dead")
 
 
 def plain(text: str) -> str:
@@ -451,16 +450,16 @@ class RankStatus:
 def read_status(hello: Hello, answer: dict[str, Any]) -> RankStatus:
     """Reads a rank's status from its answer; without one, from the operating system."""
     if answer:
-        doing = Activity(*answer["doing"])
+        doing = Activity.read(answer["doing"])
         rss, line = int(answer["rss_nbytes"]), str(answer["line"])
     else:
-        rss, doing, line = 0, Activity("silent"), ""
+        rss, doing, line = 0, SILENT, ""
         try:
             if hello.host != socket.gethostname():
                 raise psutil.NoSuchProcess(hello.pid)
             process = psutil.Process(hello.pid)
             rss = process.memory_info().rss
-            doing = Activity("stopped" if process.status() == psutil.STATUS_STOPPED else "silent")
+            doing = STOPPED if process.status() == psutil.STATUS_STOPPED else SILENT
         except psutil.Error:
             pass  # on another host the number is another process's, or unused
     return RankStatus(hello.rank, hello.host, hello.pid, hello.device, rss, doing, line)

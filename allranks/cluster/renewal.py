@@ -82,7 +82,7 @@ def await_abandoned(ranks: Connection) -> None:
 def not_idle(ranks: Connection, chosen: Collection[int]) -> list[int]:
     """Returns which of these ranks do not say that they are idle."""
     told = ranks.ask(requests.STATUS, {}, ranks=chosen, seconds=1.0, strict=False)
-    idle = {rank for rank, (content, _) in told.items() if Activity(*content["doing"]) == IDLE}
+    idle = {rank for rank, (content, _) in told.items() if Activity.read(content["doing"]) == IDLE}
     return [rank for rank in chosen if rank not in idle]
 
 
@@ -160,7 +160,8 @@ class Renewal:
         return [rank for rank in range(self._ranks.size) if rank not in got]
 
     def _take_status(self, answer: Answer) -> None:
-        self._doing[answer.rank] = str(Activity(*answer.content.get("doing", ("",))))
+        doing = answer.content.get("doing")
+        self._doing[answer.rank] = str(Activity.read(doing)) if doing else ""
         self._requests.pop(answer.rank, None)
         if request := answer.content.get("request"):
             self._requests[answer.rank] = request

@@ -53,7 +53,7 @@ from allranks.engine.wire import RankWire, give_up
 from allranks.errors import UsageError
 from allranks.records import code_names, limits, requests
 from allranks.records.config import HostAgentConfig, variable_nbytes
-from allranks.records.ranks import IDLE, MEETS, Activity
+from allranks.records.ranks import BETWEEN, IDLE, MEETS, RUNNING, Activity
 from allranks.records.requests import ANSWERED_WHILE_BUSY
 from allranks.records.wire import (
     BETWEEN_CELLS,
@@ -499,11 +499,11 @@ class Rank:
             doing = IDLE
         elif not busy and self._meets:
             doing = MEETS
-        elif not busy and not doing.text:
+        elif not busy and doing == RUNNING:
             # A hook of a feature, a request of a client, or a finalizer.
             place = sites.of_frame(frames.frame_of_main_thread()).place
             what = "in a request of a client, at" if request else "at"
-            doing = Activity("between two cells", f"{what} {sites.with_source(place)}")
+            doing = Activity(BETWEEN, f"{what} {sites.with_source(place)}")
         return {
             "pid": os.getpid(),
             "rss_nbytes": self._telemetry.rss_nbytes(),

@@ -129,7 +129,7 @@ class TelemetrySender:
 
     def _shows_old_wait(self) -> bool:
         """Whether the last pulse names ranks for which this one no longer waits."""
-        shown = self._pulse.waits_for if self._pulse is not None else ""
+        shown = self._pulse.doing.waits_for if self._pulse is not None else ""
         return bool(shown) and shown != world.current().doing.waits_for
 
     def _add_points(self, found: list[Message]) -> None:
@@ -206,12 +206,10 @@ class TelemetrySender:
         cpu = 100 * (self._busy_seconds - busy) / (self._looked_at - at)
         shown = (self._pulse.rss_nbytes, self._pulse.cpu_percent) if self._pulse else (0, 0)
         imports_long = perf_counter() - self._import_began >= _IMPORT_SECONDS
-        doing = world.current().doing
         return Pulse(
             rank=self.rank,
             cell=self._cell,
-            activity=doing.text,
-            waits_for=doing.waits_for,
+            doing=world.current().doing,
             line=current_line(),
             rss_nbytes=_stepped(self.rss_nbytes(), shown[0], _RSS_STEP_NBYTES),
             cpu_percent=_stepped(cpu, shown[1], _CPU_STEP_PERCENT),

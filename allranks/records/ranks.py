@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from operator import index
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from allranks.errors import UsageError
 
@@ -81,33 +81,99 @@ def label(ranks: Iterable[int], noun: str = "rank") -> str:
     return f"{noun}{'s' if len(listed) != 1 else ''} {compact(listed)}"
 
 
+class State(NamedTuple):
+    """A state of a rank, and what readers ask of it: it crosses the wire with these properties.
+
+    A feature defines its own where the rank enters it. A reader needs no list of the states.
+    """
+
+    word: str
+    #: The character before the word in a tile.
+    mark: str = ""
+    #: A class of the front ends: ``well`` if nothing is left to do, ``bad`` if help is needed.
+    look: str = ""
+    #: Whether the rank runs anything: a cell, a request of a client, its own work between cells.
+    is_busy: bool = False
+    #: Whether it waits, for other ranks or for a person.
+    waits: bool = False
+    #: Whether it waits for a person.
+    asks: bool = False
+    #: Whether it is worth saying which ranks are in it.
+    is_named: bool = False
+
+
 class Activity(NamedTuple):
     """What a rank does; ``str()`` returns it as people read it.
 
-    ``state`` is running, idle, waiting, paused or between two cells; the notebook adds stopped,
-    silent, dead and the `ENDINGS`. ``text`` is more than that, or empty. ``waits_for`` is the
-    `label` of the ranks that it waits for in a call; then ``text`` is the call.
+    ``text`` is more than the word of the state, or empty. ``waits_for`` is the `label` of the ranks
+    that it waits for in a call; then ``text`` is the call.
     """
 
-    state: str
+    state: State
     text: str = ""
     waits_for: str = ""
 
+    @classmethod
+    def read(cls, sent: Sequence[Any]) -> Activity:
+        """Returns what arrived as lists; raises TypeError or ValueError if it has another form."""
+        state, text, waits_for = sent
+        found = cls(State(*state), text, waits_for)
+        if not all(isinstance(one, str) for one in (*found.state[:3], text, waits_for)):
+            raise TypeError(f"what a rank does has another form: {sent!r:.60}")
+        return found
+
     def __str__(self) -> str:
         if self.waits_for:
-            return f"{self.state} in {self.text} for {self.waits_for}"
-        return self.text or self.state
+            return f"{self.state.word} in {self.text} for {self.waits_for}"
+        return self.text or self.state.word
+
+    @property
+    def brief(self) -> str:
+        """The same for a narrow place, which may cut off the end: the ranks come first."""
+        if self.waits_for:
+            return f"waits for {self.waits_for} in {self.text}"
+        return str(self)
 
 
-IDLE, RUNNING = Activity("idle"), Activity("running")
+def counted(doing: Mapping[int, Activity], count_all: bool = True) -> list[str]:
+    """Returns how many ranks do what, or which: ``3 running``, ``1 waits for rank 2``, ``rank 4
+    failed``. Those that go on come first, then the largest groups. Without ``count_all``, ranks
+    that all do the same are not counted.
+    """
+    groups: dict[tuple[State, str], list[int]] = {}
+    for rank, one in doing.items():
+        groups.setdefault((one.state, one.waits_for), []).append(rank)
+    if len(groups) == 1 and not count_all:
+        ((state, whom),) = groups
+        return [f"{state.word} for {whom}" if whom else state.word]
+    order = sorted(groups, key=lambda key: (key[0] not in _GO_ON, -len(groups[key])))
+    return [_group_text(*key, groups[key]) for key in order]
+
+
+def _group_text(state: State, whom: str, ranks: list[int]) -> str:
+    if whom:
+        return f"{len(ranks)} {'waits' if len(ranks) == 1 else 'wait'} for {whom}"
+    return f"{label(ranks) if state.is_named else len(ranks)} {state.word}"
+
+
+WAITS = State("waiting", "◷", is_busy=True, waits=True)
+BETWEEN = State("between two cells", is_busy=True)
+RUNNING = Activity(State("running", "▶", is_busy=True))
+IDLE = Activity(State("idle", "·", "well"))
+_GO_ON = RUNNING.state, IDLE.state
 #: What a rank does between two cells, once it has ended its own work.
-MEETS = Activity("waiting", "waiting for the other ranks")
+MEETS = Activity(WAITS, "waiting for the other ranks")
+#: What the notebook knows of ranks that do not answer. One that computes in C does not either.
+SILENT = Activity(State("silent", "", "bad", is_busy=True, is_named=True))
+STOPPED, DEAD = (Activity(State(word, "", "bad", is_named=True)) for word in ("stopped", "dead"))
 #: What a rank does that has left a cell, by the status of `allranks.cluster.state.Left`.
 ENDINGS = {
-    "ok": Activity("finished"),
-    "error": Activity("failed"),
-    "waiting": Activity("waited", "waited for a rank that failed"),
-    **{how: Activity(how) for how in ("interrupted", "lost", "replaced")},
+    "ok": Activity(State("finished", "✓", "well")),
+    "error": Activity(State("failed", "✗", "bad", is_named=True)),
+    "waiting": Activity(State("waited", "◷"), "waited for a rank that failed"),
+    "interrupted": Activity(State("interrupted", "■", is_named=True)),
+    "lost": Activity(State("lost", "✝", "bad", is_named=True)),
+    "replaced": Activity(State("replaced", "↻", is_named=True)),
 }
 
 

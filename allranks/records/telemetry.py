@@ -6,9 +6,10 @@ Both sides; standard library only.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Self
 
 from allranks.records.frozen import frozen
+from allranks.records.ranks import Activity
 from allranks.records.wire import Record, fits
 
 _HALF = "allgather", "reducescatter", "alltoall", "gather", "scatter"
@@ -203,7 +204,7 @@ class Timings(Telemetry):
 class Pulse(Telemetry):
     """What a rank is doing now, about once a second.
 
-    ``activity`` and ``waits_for`` are of its `Activity`; ``line`` is ``file:line  source``.
+    ``line`` is ``file:line  source``.
     ``cpu_percent`` is of one core, ``gpu_nbytes`` what the rank's GPU has in use, by any process, 0
     without one, ``gpu_own_nbytes`` the rank's part of it, 0 if it is not known; -1 for other
     figures that the driver does not report. ``importing`` is the package that the cell has been
@@ -211,7 +212,7 @@ class Pulse(Telemetry):
     libraries have made in the cell.
     """
 
-    activity: str
+    doing: Activity
     line: str
     rss_nbytes: int
     cpu_percent: int
@@ -222,7 +223,10 @@ class Pulse(Telemetry):
     importing: str = ""
     gpu_own_nbytes: int = 0
     optimizer_steps: int = 0
-    waits_for: str = ""
+
+    @classmethod
+    def from_fields(cls, fields: dict[str, Any]) -> Self:
+        return super().from_fields({**fields, "doing": Activity.read(fields["doing"])})
 
 
 @frozen

@@ -115,7 +115,7 @@ def test_a_rank_tells_its_status_in_a_file_whose_name_has_half_a_character(noteb
         "import pathlib, threading, time\nfrom allranks.records import requests\n"
         "cluster = get_ipython().magics_manager.registry['DistributedMagics'].session.running\n"
         "found, told = {}, {}\n"
-        "def take(answer): found[answer.rank] = (answer.problem, answer.content['doing'][0])\n"
+        "def take(answer): found[answer.rank] = (answer.problem, answer.content['doing'][0][0])\n"
         "def ask():\n"
         "    while not cluster.roster.busy: time.sleep(0.05)\n"
         "    while list(found.values()) != [('', 'running')] * 4:\n"

@@ -57,13 +57,13 @@ test("what a reader chooses is told to the kernel until the cell ends", () => {
 });
 
 test("tiles give way to one line where every rank has finished, and stay where one says more", () => {
-  const tile = (rank, state) => ({ rank, state, member: null });
-  const data = (...states) => new Data({ ...STATE, ranks: states.map((state, rank) => tile(rank, state)), ended: true });
-  assert.equal(data("finished", "finished").tilesShown, false);
-  assert.equal(data("finished", "failed").tilesShown, true);
-  assert.equal(new Data({ ...STATE, ranks: [tile(0, "finished")] }).tilesShown, true);
+  const tile = (rank, look) => ({ rank, look, member: null });
+  const data = (...looks) => new Data({ ...STATE, ranks: looks.map((look, rank) => tile(rank, look)), ended: true });
+  assert.equal(data("well", "well").tilesShown, false);
+  assert.equal(data("well", "bad").tilesShown, true);
+  assert.equal(new Data({ ...STATE, ranks: [tile(0, "well")] }).tilesShown, true);
   // A click on a rank in the legend moves nothing.
-  const chosen = data("finished", "finished");
+  const chosen = data("well", "well");
   chosen.select(1);
   assert.equal(chosen.tilesShown, false);
   chosen.set({ tiles: true });

@@ -592,8 +592,10 @@ class Rank:
         self._send(self._wire.Answer(ask.request, self.rank, content, problem))
 
     def _on_status(self) -> dict[str, Any]:
-        state = "running" if self._is_busy else "idle"
-        return {"pid": self.p.pid, "rss_nbytes": 0, "doing": [state], "line": ""}
+        from allranks.records.ranks import IDLE, RUNNING
+
+        doing = RUNNING if self._is_busy else IDLE
+        return {"pid": self.p.pid, "rss_nbytes": 0, "doing": doing, "line": ""}
 
     def _on_send(self) -> None: ...
 

@@ -10,7 +10,7 @@ import pytest
 
 from allranks.errors import UsageError
 from allranks.records import requests
-from allranks.records.ranks import RUNNING, Activity
+from allranks.records.ranks import RUNNING, WAITS, Activity
 from allranks.records.wire import Answer
 from allranks.widgets.dashboard import view
 from allranks.widgets.dashboard.cell_model import CellModel, Logs
@@ -79,7 +79,7 @@ def test_the_error_of_a_button_is_noted_in_the_panel_and_the_cell_goes_on(
 
 @pytest.mark.parametrize(
     ("doing", "shown"),
-    [(Activity("waiting", "recv", "rank 1"), "waiting in recv for rank 1"), (RUNNING, "")],
+    [(Activity(WAITS, "recv", "rank 1"), "waiting in recv for rank 1"), (RUNNING, "")],
 )
 def test_a_page_that_asks_where_ranks_are_gets_their_lines_and_what_they_wait_for(
     monkeypatch: pytest.MonkeyPatch, doing: Activity, shown: str

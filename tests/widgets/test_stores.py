@@ -12,9 +12,12 @@ from pathlib import Path
 
 import pytest
 
+from allranks.cluster.failures import read_status
 from allranks.engine.telemetry import importing
+from allranks.features.toolbar.groups import rows, summary
+from allranks.records.ranks import RUNNING, WAITS, Activity, State
 from allranks.records.telemetry import CallTotals, Points, Pulse, Timings
-from allranks.records.wire import Hello, Output
+from allranks.records.wire import Answer, Hello, Output, decode, encode
 from allranks.widgets.dashboard.cell_model import CellModel, Imports, Logs, Memory, Tiles
 from allranks.widgets.dashboard.curves import Curves, Key
 from allranks.widgets.dashboard.saved_panel import bundle
@@ -146,13 +149,12 @@ def test_the_best_bandwidth_of_calls_is_not_below_the_mean_one(calls):
 def test_a_tile_keeps_how_its_rank_left():
     tiles = Tiles([hello(0), hello(1)])
     assert len(tiles.news()) == 2
-    tiles.take(Pulse(0, 1, "allreduce(Sum)", "In[1]:2", 1 << 20, 5, waits_for="rank 1"))
+    waits = Activity(WAITS, "allreduce(Sum)", "rank 1")
+    tiles.take(Pulse(0, 1, waits, "In[1]:2", 1 << 20, 5))
     (told,) = tiles.news()
-    assert (told["state"], told["waits_for"], told["activity"]) == (
-        "waiting", "rank 1", "allreduce(Sum)",
-    )  # fmt: skip
+    assert (told["state"], told["doing"]) == ("waiting", "waits for rank 1 in allreduce(Sum)")
     tiles.left(0, "error")
-    tiles.take(Pulse(0, 1, "", "In[1]:3", 1 << 20, 5, 0))
+    tiles.take(Pulse(0, 1, RUNNING, "In[1]:3", 1 << 20, 5, 0))
     assert [(tile["rank"], tile["state"]) for tile in tiles.news()] == [(0, "failed")]
     assert tiles.said() == "1 running, rank 0 failed"
 
@@ -170,13 +172,32 @@ def test_a_heading_counts_the_ranks_and_says_for_whom_they_wait():
     assert tiles.said() == "running"
     for rank in (3, 2):
         said = f"{4 - rank} {'waits' if rank == 3 else 'wait'} for rank 1"
-        tiles.take(Pulse(rank, 1, "barrier()", "In[1]:2", 1 << 20, 5, waits_for="rank 1"))
+        waits = Activity(WAITS, "barrier()", "rank 1")
+        tiles.take(Pulse(rank, 1, waits, "In[1]:2", 1 << 20, 5))
         assert tiles.said() == f"{rank} running, {said}"
-    tiles.take(Pulse(3, 1, "waiting for input", "In[1]:2", 1 << 20, 5, 0))
-    assert tiles.said() == "2 running, 1 waits for rank 1, 1 waiting"
+    tiles.take(Pulse(3, 1, Activity(State("asleep")), "In[1]:2", 1 << 20, 5, 0))
+    assert tiles.said() == "2 running, 1 waits for rank 1, 1 asleep"
     for rank in range(4):
         tiles.left(rank, "ok")
     assert tiles.said() == "finished"
+
+
+def test_a_state_that_only_the_rank_knows_is_shown_alike_everywhere() -> None:
+    """As that of a feature that the notebook lacks."""
+    doing = Activity(State("asleep", "☾", "bad", is_named=True), "asleep in a cave")
+    pulse, _ = decode(encode(Pulse(1, 1, doing, "In[1]:2", 1 << 20, 5)))
+    answer, _ = decode(encode(Answer(1, 1, {"doing": doing, "rss_nbytes": 0, "line": ""}, "")))
+    assert isinstance(pulse, Pulse)
+    assert isinstance(answer, Answer)
+    tiles = Tiles([hello(0), hello(1)])
+    tiles.take(pulse)
+    found = {name: tiles.everything()[1][name] for name in ("state", "mark", "look", "doing")}
+    assert found == {"state": "asleep", "mark": "☾", "look": "bad", "doing": "asleep in a cave"}
+    status = read_status(hello(1), answer.content)
+    assert (status.state, tiles.said()) == ("asleep in a cave", "1 running, rank 1 asleep")
+    (row,) = rows([status])
+    assert (row["state"], row["detail"], row["is_bad"]) == ("asleep", "in a cave", True)
+    assert summary([status]) == "rank 1 asleep"
 
 
 def output(rank: int, known: int, *spans: list[int]) -> Output:
@@ -223,7 +244,7 @@ MB = 1_000_000
 
 
 def pulse(rank: int, rss_mb: int, gpu_mb: int = 0) -> Pulse:
-    return Pulse(rank, 1, "", "In[1]:1", rss_mb * MB, 50, gpu_mb * MB)
+    return Pulse(rank, 1, RUNNING, "In[1]:1", rss_mb * MB, 50, gpu_mb * MB)
 
 
 def seen(*sizes: int, gpu: int = 0) -> Memory:
@@ -280,7 +301,7 @@ def test_a_day_of_looks_is_bounded_and_its_peak_is_in_the_table():
 
 
 def at_import(rank: int, module: str) -> Pulse:
-    return Pulse(rank, 1, "", "In[1]:1", 1, 1, 0, importing=module)
+    return Pulse(rank, 1, RUNNING, "In[1]:1", 1, 1, 0, importing=module)
 
 
 def test_ranks_that_import_the_same_are_one_line_until_all_are_through() -> None:

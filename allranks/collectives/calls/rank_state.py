@@ -42,13 +42,7 @@ first rank the number of complete exchanges between all hosts."""
 SILENT, ENDED = 1, 2
 """How a host was lost: it does not answer, or its first rank has ended."""
 ANSWERED, TICKET, EDGE, BEAT, PID, CLOSED, ASKING, IDLE = range(16, 24)
-INPUT, PAUSE = 1, 2
-ASKS = (
-    RUNNING,
-    Activity("waiting", "waiting for input"),
-    Activity("paused", "paused in the debugger"),
-)
-"""What a rank does that waits for a person, by its word `ASKING`."""
+"""`ASKING` is whether the rank waits for a person; its text `ASKS` is how."""
 PORTS, REQUEST, RENEWING, OTHER_TAG, WANTED_TAG = range(24, 29)
 """The ports on which the rank's MPI listens, 16 bits each; the last request of a client that has
 failed there, or was not run, as `RankState.request` has it; the epoch + 1 from which the rank waits
@@ -57,7 +51,7 @@ message with another tag that has come, and the tag for which it waits."""
 ENDED_PARTS = range(32, 48)
 """The `RankState.part` of the last blocking call of each client whose request has ended there, the
 newest first. More clients than words do not block at the same time."""
-REASON, WHERE, LINE, WAITING, BROKE = range(5)
+REASON, WHERE, LINE, WAITING, BROKE, ASKS = range(6)
 """Texts. They name lines by file and number (`Site.place`), because pages of other hosts cross the
 network; readers add the source (`with_source`)."""
 _DIRECTORY, _FD_BITS = 512, 32
@@ -69,6 +63,8 @@ GONE = 1 << 62
 """A scope number above all others: the rank has left for good."""
 
 _TEXTS, _TEXT = 512, 712
+_PLACES = *((_TEXTS + kind * _TEXT, _TEXT) for kind in range(ASKS)), (8 * ENDED_PARTS.stop, 128)
+"""Where each text begins, and its bytes. The last one is short, and lies before the others."""
 BLOCK, PAGE_BYTES = 256, PAGE - 8 * (_PROGRESS - _DIRECTORY)
 """Pages of other hosts are copied in blocks. No other host needs the directory."""
 _OTHERS = 8 * ASKED, 8 * ANSWERED
@@ -123,14 +119,16 @@ class Board:
         self.words[self._word[rank] + what] = ticket
 
     def text(self, rank: int, kind: int) -> str:
-        start = self._page[rank] + _TEXTS + kind * _TEXT
-        length = min(int.from_bytes(self.memory[start : start + 2], "little"), _TEXT - 2)
+        at, nbytes = _PLACES[kind]
+        start = self._page[rank] + at
+        length = min(int.from_bytes(self.memory[start : start + 2], "little"), nbytes - 2)
         return self.memory[start + 2 : start + 2 + length].decode("utf-8", "replace")
 
     def write(self, kind: int, text: str) -> None:
-        data = text.encode("utf-8", "replace")[: _TEXT - 2]
+        at, nbytes = _PLACES[kind]
+        data = text.encode("utf-8", "replace")[: nbytes - 2]
         data = len(data).to_bytes(2, "little") + data
-        start = self._page[self.rank] + _TEXTS + kind * _TEXT
+        start = self._page[self.rank] + at
         self.memory[start : start + len(data)] = data
 
     def note(self, group: int, agreed: int, finished: int) -> None:
@@ -453,9 +451,11 @@ class RankState:
     def begin(self) -> None:
         self.enter(PROCESS.name, None, PROCESS.number)
 
-    def asks(self, asking: int) -> None:
-        self.doing = ASKS[asking]
-        self.board.put(ASKING, asking)
+    def asks(self, doing: Activity) -> None:
+        self.doing = doing
+        if doing.state.asks:
+            self.board.write(ASKS, str(doing))
+        self.board.put(ASKING, int(doing.state.asks))
 
     def leave(self, reason: str, failed: bool, where: str, *, gone: bool = False) -> None:
         self._gone = gone

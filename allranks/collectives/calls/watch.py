@@ -15,7 +15,7 @@ from allranks.collectives.calls.mismatches import list_sites
 from allranks.collectives.calls.rank_state import INTERRUPTED, Board, RankState, interrupt_pipe
 from allranks.collectives.calls.sites import of_frame, with_source
 from allranks.errors import WAITING, RankLeft, RankLost
-from allranks.records.ranks import RUNNING, Activity, label
+from allranks.records.ranks import RUNNING, WAITS, Activity, label
 
 _PERIOD_SECONDS = 0.25
 
@@ -185,7 +185,7 @@ class Watch:
             # Not in `rest`: another rank that finds the same deadlock may still read it.
             board.put(fields.OTHER_TAG, 0)
         if missing:
-            self.own.doing = Activity("waiting", call.spec.title, label(missing))
+            self.own.doing = Activity(WAITS, call.spec.title, label(missing))
             self.own.waits = call.started, missing[0]
         elif self.own.waits is not None:
             # All have come: what is left is the transfer.
@@ -320,16 +320,15 @@ class Watch:
             what = (
                 f"has moved no data for {waited:.0f} s; {label(missing)} {have} not finished either"
             )
-        asking = {own.board.get(rank, fields.ASKING) for rank in missing}
-        if all(asking):
+        if all(own.board.get(rank, fields.ASKING) for rank in missing):
             # A rank that waits for a person is not late: it is reported once.
             late.notice_after = waited + own.late_seconds
             if missing == late.reported_asking:
                 return
             late.reported_asking = missing
             are = "is" if len(missing) == 1 else "are"
-            doing = " or ".join(str(fields.ASKS[one]) for one in sorted(asking))
-            what = f"waits for {label(missing)}, which {are} {doing}"
+            doing = sorted({own.board.text(rank, fields.ASKS) for rank in missing})
+            what = f"waits for {label(missing)}, which {are} {' or '.join(doing)}"
         else:
             late.notice_after *= 2
         if not self._reports_late(call, missing):

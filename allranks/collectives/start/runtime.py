@@ -278,7 +278,7 @@ def activity() -> str:
     Other threads may call it.
     """
     doing = world.current().doing
-    return str(doing) if doing.text else ""
+    return str(doing) if doing.state.waits else ""
 
 
 def died(rank: int, how: str) -> None:

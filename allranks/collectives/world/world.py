@@ -45,7 +45,7 @@ from allranks.errors import (
     UsageError,
 )
 from allranks.records.deferred import deferred
-from allranks.records.ranks import Activity, label
+from allranks.records.ranks import RUNNING, WAITS, Activity, label
 
 if TYPE_CHECKING:
     from allranks.collectives.mpi.transport import Epochs
@@ -489,7 +489,7 @@ class World(RankState):
             return self.doing
         call = self.within
         missing = call.missing() if call is not None else ()
-        return Activity("waiting", call.spec.title, label(missing)) if call and missing else None
+        return Activity(WAITS, call.spec.title, label(missing)) if call and missing else None
 
     def _lost_by(self, error: BaseException) -> RankLost | None:
         """The error instead of one by which MPI reports the death of a rank."""
@@ -845,8 +845,6 @@ def _found() -> World | None:
 class scope:
     """The cell of a rank, as an engine sees it: enter before a cell, leave after it."""
 
-    INPUT, PAUSE = fields.INPUT, fields.PAUSE
-
     @staticmethod
     def enter(name: str, ranks: tuple[int, ...] | None = None, number: int = 1) -> None:
         """This rank starts a cell.
@@ -887,10 +885,6 @@ class scope:
         this.leave(reason, failed=True, where="")
 
     @staticmethod
-    def asks(asking: int) -> None:
-        """Publishes whether this rank waits for a person: then it is not reported as late.
-
-        Args:
-            asking: `INPUT`, `PAUSE`, or 0 if it does not.
-        """
-        current().asks(asking)
+    def asks(doing: Activity = RUNNING) -> None:
+        """Publishes that this rank waits for a person, and is not late; or that it runs again."""
+        current().asks(doing)

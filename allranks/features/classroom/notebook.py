@@ -145,7 +145,7 @@ def waits_of(ranks: Sequence[RankStatus]) -> str:
     """Returns which ranks wait, for what and where; most of them first, "" if none waits."""
     groups: dict[tuple[str, str], list[int]] = {}
     for one in ranks:
-        if one.doing.state == "waiting":
+        if one.doing.state.waits:
             groups.setdefault((one.state, one.line), []).append(one.rank)
     return "; ".join(
         f"{label(group)} {'is' if len(group) == 1 else 'are'} {state} at {line}"

@@ -20,6 +20,7 @@ from allranks.engine.features import RankContext, RankFeature
 from allranks.engine.interrupts import MAIN_THREAD
 from allranks.errors import RankLeft
 from allranks.features.debugger.records import WAITING, Dap, DebugMessage, DebugSource
+from allranks.records.ranks import Activity, State
 from allranks.records.wire import Record, RunCell
 
 if TYPE_CHECKING:
@@ -30,6 +31,10 @@ _IN_ORDER = {
     *("initialize", "attach", "disconnect", "configurationDone"),
     *("setBreakpoints", "setExceptionBreakpoints"),
 }
+PAUSED = Activity(
+    State("paused", "‖", is_busy=True, waits=True, asks=True, is_named=True),
+    "paused in the debugger",
+)
 #: Loading debugpy takes seconds, on a busy machine more.
 _READY_SECONDS = 120.0
 #: An expression that the user evaluates can keep a rank from leaving its pause.
@@ -134,7 +139,7 @@ class RankDebugger(RankFeature):
                 return
             self._paused = thread
             self._resumed.clear()
-            scope.asks(scope.PAUSE)
+            scope.asks(PAUSED)
             self._rank.wire.send_output()
             self._send_event(event)
         elif event["event"] == "continued":
@@ -146,7 +151,7 @@ class RankDebugger(RankFeature):
 
     def _resume(self) -> None:
         self._paused = 0
-        scope.asks(0)
+        scope.asks()
         self._resumed.set()
         if self._again:
             self._again = False

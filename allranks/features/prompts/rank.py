@@ -25,10 +25,12 @@ from allranks.collectives.calls.sites import CELLS, shown_name
 from allranks.engine.cell import in_rank
 from allranks.engine.features import RankContext, RankFeature
 from allranks.errors import UsageError
+from allranks.records.ranks import Activity, State
 from allranks.records.wire import Prompt, Record, Typed
 
 #: How often a waiting cell checks for an interrupt.
 _POLL_SECONDS = 0.05
+ASKS = Activity(State("waiting for input", "◷", is_busy=True, waits=True, asks=True, is_named=True))
 _FORKED = "a forked process cannot ask for input: call input() in the rank, before the fork."
 _NO_CELL = (
     "input() needs a running cell: found a thread that goes on after it. Call it in the cell."
@@ -132,11 +134,11 @@ class RankPrompts(RankFeature):
 @contextmanager
 def _shown_as_asking() -> Iterator[None]:
     # Ranks that wait for this one report that it waits for input.
-    scope.asks(scope.INPUT)
+    scope.asks(ASKS)
     try:
         yield
     finally:
-        scope.asks(0)
+        scope.asks()
 
 
 FEATURE = RankPrompts

@@ -2,34 +2,24 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
 from allranks.cluster.failures import RankStatus
-from allranks.records.ranks import compact
+from allranks.records.ranks import compact, counted
 
 #: More ranks than these have a row for each group.
 MOST_ROWS = 8
 
 
 def summary(statuses: Sequence[RankStatus]) -> str:
-    """Returns how many ranks are in each state: ``31 running; 27 wait for 13, 18``."""
-    counts = Counter((one.doing.state, one.doing.waits_for) for one in statuses)
-    # The largest first; equal ones stay in the order of their ranks.
-    return "; ".join(
-        f"{n} wait{'s' * (n == 1)} for {awaited.partition(' ')[2]}" if awaited else f"{n} {state}"
-        for (state, awaited), n in counts.most_common()
-    )
+    """Returns how many ranks are in each state: ``31 running; 27 wait for rank 13``."""
+    return "; ".join(counted({one.rank: one.doing for one in statuses}))
 
 
 def are_busy(statuses: Sequence[RankStatus]) -> bool:
-    """Whether some rank runs a cell, or a request of any client.
-
-    A rank that computes in C is silent.
-    """
-    busy = "running", "waiting", "between two cells", "silent"
-    return any(one.doing.state in busy for one in statuses)
+    """Whether some rank runs a cell, or a request of any client."""
+    return any(one.doing.state.is_busy for one in statuses)
 
 
 def rows(statuses: Sequence[RankStatus]) -> list[dict[str, Any]]:
@@ -47,7 +37,8 @@ def rows(statuses: Sequence[RankStatus]) -> list[dict[str, Any]]:
 
 def _row(group: list[RankStatus]) -> dict[str, Any]:
     first = group[0]
-    state, detail = first.doing.state, first.state.removeprefix(first.doing.state).strip()
+    state = first.doing.state
+    detail = first.state.removeprefix(state.word).strip()
     memory = [one.rss_nbytes for one in group]
     return {
         "ranks": compact(one.rank for one in group),
@@ -55,7 +46,7 @@ def _row(group: list[RankStatus]) -> dict[str, Any]:
         "host": first.host,
         "device": first.device,
         "nbytes": [min(memory), max(memory)],
-        "state": state,
+        "state": state.word,
         "detail": " · ".join(filter(None, [detail, first.line])),
-        "is_bad": state in ("dead", "silent", "stopped"),
+        "is_bad": state.look == "bad",
     }

@@ -18,12 +18,12 @@ from IPython.core.getipython import get_ipython
 from allranks import own_files
 from allranks.cluster import cluster
 from allranks.cluster.cluster import Cluster
-from allranks.cluster.failures import DEAD, RankStatus, ending, read_statuses
+from allranks.cluster.failures import RankStatus, ending, read_statuses
 from allranks.cluster.features import AskingFeature, ClusterContext
 from allranks.features.toolbar import groups
 from allranks.records import requests
 from allranks.records.agent import Event, Exit
-from allranks.records.ranks import label
+from allranks.records.ranks import DEAD, SILENT, label
 from allranks.records.wire import Answer
 
 TARGET = "allranks.ranks"
@@ -224,7 +224,7 @@ def _send_state(running: Cluster, answers: dict[int, dict[str, Any]]) -> None:
             "rows": groups.rows(ranks),
             "is_busy": running.roster.busy or groups.are_busy(ranks) or _awaits_answers(running),
             "interrupt": _next_interrupt(running, toolbar, ranks),
-            "is_paused": any(one.doing.state == "paused" for one in ranks),
+            "asks": any(one.doing.state.asks for one in ranks),
             "logs": running.log_dir,
             **_where_cells_run(),
         }
@@ -238,7 +238,7 @@ def _next_interrupt(running: Cluster, toolbar: Toolbar | None, ranks: Sequence[R
             toolbar.has_interrupted = False  # what is silent after the cell was not interrupted
         run = running.cells.connection.run
         return "" if run is None else run.next_press
-    silent = [one.rank for one in ranks if one.state == "silent"]
+    silent = [one.rank for one in ranks if one.doing == SILENT]
     if toolbar is None or not toolbar.has_interrupted:
         return ""
     toolbar.has_interrupted = bool(silent)

@@ -23,7 +23,7 @@ from allranks.collectives.calls.call import Pause
 from allranks.collectives.start import rendezvous
 from allranks.engine.exceptions import traceback_of
 from allranks.errors import RankLeft
-from allranks.records.ranks import RUNNING, Activity, label
+from allranks.records.ranks import BETWEEN, RUNNING, Activity, label
 
 _REPORT_SECONDS, _ENDING_SECONDS = 5.0, 0.2
 
@@ -135,7 +135,7 @@ def have_closed(epoch: int) -> bool:
 def shown_as(doing: str) -> Iterator[None]:
     """Within, the notebook shows this as what the rank does between two cells."""
     this = world.current()
-    this.doing = Activity("between two cells", doing)
+    this.doing = Activity(BETWEEN, doing)
     try:
         yield
     finally:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 from allranks.records.config import size_text
-from allranks.records.ranks import ENDINGS, label
+from allranks.records.ranks import ENDINGS, IDLE, RUNNING, Activity, counted, label
 from allranks.records.telemetry import Points, Pulse, Strip, Telemetry, Timings
 from allranks.records.wire import Hello, Output
 from allranks.widgets.dashboard.curves import Curves, Key, Logged
@@ -75,8 +75,6 @@ def add_section(section: type[PanelSection]) -> None:
     SECTIONS.append(section)
 
 
-#: States in which it is worth saying which ranks they are.
-_NAMED = ("failed", "interrupted", "lost", "replaced")
 _RANK_MEMORY, _GPU_MEMORY = "memory in MB, by second", "GPU memory in MB, by second"
 _MB = 1e6
 #: A smaller change of memory does not show its picture by itself.
@@ -86,19 +84,13 @@ _MEMORY_ROWS = 16
 
 @dataclass
 class Tile:
-    """One rank: running, waiting, idle, finished, failed, waited, interrupted, lost or replaced.
-
-    It has waited if the end of another rank has ended its wait.
-    ``activity`` is what it waits in, or for; ``waits_for`` the ranks that it waits for, if any.
-    """
+    """One rank, and what it does."""
 
     rank: int
     host: str
     device: str
     pid: int
-    state: str = "running"
-    activity: str = ""
-    waits_for: str = ""
+    doing: Activity = RUNNING
     line: str = ""
     rss_nbytes: int = 0
     cpu_percent: int = -1
@@ -114,11 +106,14 @@ class Tile:
     def fields(self) -> dict[str, Any]:
         """Returns it for the front end, without what is known of GPUs only."""
         # asdict() copies every value: for 64 ranks, ten times a second, a core would feel it.
-        return {
+        found = {
             name: value
             for name, value in vars(self).items()
             if name not in _OF_GPUS or value != _OF_GPUS[name]
         }
+        state = self.doing.state
+        shown = {"state": state.word, "mark": state.mark, "look": state.look}
+        return {**found, **shown, "doing": self.doing.brief}
 
 
 #: The fields that say nothing of a rank without a GPU, and what they have then.
@@ -140,9 +135,7 @@ class Tiles:
         # A pulse may arrive after the reply of its rank.
         if tile is None or tile.gone:
             return
-        tile.state = "waiting" if pulse.activity else "running"
-        tile.activity, tile.waits_for = pulse.activity, pulse.waits_for
-        tile.line = pulse.line
+        tile.doing, tile.line = pulse.doing, pulse.line
         tile.rss_nbytes, tile.gpu_nbytes = pulse.rss_nbytes, pulse.gpu_nbytes
         tile.gpu_own_nbytes, tile.gpu_total_nbytes = pulse.gpu_own_nbytes, pulse.gpu_total_nbytes
         tile.cpu_percent, tile.gpu_percent = pulse.cpu_percent, pulse.gpu_percent
@@ -158,16 +151,14 @@ class Tiles:
     def works_on(self, rank: int, member: int | None) -> None:
         # None: the rank is idle.
         tile = self.tiles[rank]
-        tile.member, tile.state = member, "idle" if member is None else "running"
-        tile.activity = tile.waits_for = tile.line = ""
-        tile.cpu_percent, tile.step = -1, None
+        tile.member, tile.doing = member, IDLE if member is None else RUNNING
+        tile.line, tile.cpu_percent, tile.step = "", -1, None
         self._changed.add(rank)
 
     def left(self, rank: int, status: str) -> None:
         tile = self.tiles.get(rank)
         if tile is not None:
-            tile.state, tile.gone = ENDINGS[status].state, True
-            tile.activity = tile.waits_for = ""
+            tile.doing, tile.gone = ENDINGS[status], True
             tile.cpu_percent = tile.gpu_percent = -1
             self._changed.add(rank)
 
@@ -182,22 +173,8 @@ class Tiles:
 
     def said(self) -> str:
         """Returns the states of the ranks, as ``3 running, 1 waits for rank 1``."""
-        found: dict[tuple[str, str], list[int]] = {}
-        for tile in self.tiles.values():
-            found.setdefault((tile.state, tile.waits_for), []).append(tile.rank)
-        # Those that go on come first.
-        order = sorted(found.items(), key=lambda pair: pair[0][0] not in ("running", "idle"))
-        return ", ".join(_group_text(*key, ranks, len(found) == 1) for key, ranks in order)
-
-
-def _group_text(state: str, whom: str, ranks: list[int], every: bool) -> str:
-    if every:
-        return f"{state} for {whom}" if whom else state
-    if state in _NAMED:
-        return f"{label(ranks)} {state}"
-    if whom:
-        return f"{len(ranks)} {'waits' if len(ranks) == 1 else 'wait'} for {whom}"
-    return f"{len(ranks)} {state}"
+        doing = {rank: tile.doing for rank, tile in self.tiles.items()}
+        return ", ".join(counted(doing, count_all=False))
 
 
 class Memory:

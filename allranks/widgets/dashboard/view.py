@@ -16,7 +16,7 @@ from typing import Any
 
 from allranks.errors import AllranksError
 from allranks.records import requests
-from allranks.records.ranks import Activity
+from allranks.records.ranks import RUNNING, Activity
 from allranks.records.telemetry import Telemetry
 from allranks.records.wire import Answer, Hello, Output
 from allranks.widgets.dashboard.cell_model import (
@@ -301,8 +301,8 @@ class LivePanel:
     def _say_where(self, name: str, answer: Answer) -> None:
         content = answer.content
         if "doing" in content:
-            doing = Activity(*content["doing"])
-            content = {"line": content["line"], "activity": str(doing) if doing.text else ""}
+            doing = Activity.read(content["doing"])
+            content = {"line": content["line"], "activity": "" if doing == RUNNING else str(doing)}
         self.say(where={"rank": answer.rank, "what": name, **content})
 
     def _request_strips(self) -> None:

@@ -211,7 +211,7 @@ export class Data {
 
   // Whether all has gone well, and nothing is left to say of single ranks.
   get finished() {
-    return this.ended && [...this.ranks.values()].every(({ state }) => state === "finished" || state === "idle");
+    return this.ended && [...this.ranks.values()].every(({ look }) => look === "well");
   }
 
   get tilesShown() { return this.settings.tiles ?? !this.finished; }

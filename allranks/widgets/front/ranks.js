@@ -3,9 +3,6 @@
 import { isDark, make, put } from "./elements.js";
 import { colour, formatBytes, formatNumber } from "./format.js";
 
-/** @type {Record<string, string>} */
-const MARKS = { running: "▶", waiting: "◷", waited: "◷", idle: "·", finished: "✓", failed: "✗", interrupted: "■", lost: "✝", replaced: "↻" };
-
 export class RanksPanel {
   /** @param {import("./data.js").Data} data */
   constructor(data) {
@@ -46,8 +43,7 @@ export class RanksPanel {
 
   /** @param {any} parts @param {import("./types").Tile} tile @param {boolean} pressed @param {number} count */
   fill(parts, tile, pressed, count) {
-    const whom = tile.waits_for && `waits for ${tile.waits_for}`;
-    const doing = whom ? `${whom} in ${tile.activity}` : tile.activity || tile.state;
+    const { doing, mark } = tile;
     const at = tile.step === null ? "" : `step ${formatNumber(tile.step)}`;
     const step = tile.member === null ? at : `member ${tile.member}`;
     const use = [];
@@ -62,14 +58,13 @@ export class RanksPanel {
     if (celsius >= 0) gpu.push(`${celsius} °C`);
     if (gpu.length) use.push(`gpu ${gpu.join(" ")}`);
     const { button } = parts;
-    button.dataset.state = tile.state;
+    Object.assign(button.dataset, { state: tile.state, look: tile.look });
     const owner = this.data.owner(tile);
     button.style.setProperty("--ar-rank", owner === null ? "" : colour(owner, isDark()));
     button.setAttribute("aria-pressed", String(pressed));
     const said = [`rank ${tile.rank}`, doing, step, ...use, tile.device, tile.host && `${tile.host}, pid ${tile.pid}`, tile.line];
     button.title = said.filter(Boolean).join("\n");
     put(parts.more, (count > 16 ? said.slice(1) : said.slice(-3, -1)).filter(Boolean).join(", "));
-    const mark = MARKS[tile.state] ?? "";
     put(parts.state, count > 16 ? mark : `${mark} ${doing}${step ? ` · ${step}` : ""}`);
     put(parts.use, count > 16 ? "" : use.join(" · "));
     put(parts.line, count > 16 ? "" : tile.line);

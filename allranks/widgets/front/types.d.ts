@@ -22,9 +22,11 @@ export interface Tile {
   host: string;
   device: string;
   pid: number;
+  /** What the rank does: the word of its state, with its mark and its class, and the text for people. */
   state: string;
-  activity: string;
-  waits_for: string;
+  mark: string;
+  look: string;
+  doing: string;
   line: string;
   rss_nbytes: number;
   cpu_percent: number;

@@ -19,7 +19,7 @@ from allranks.cluster.last_words import LastWords
 from allranks.cluster.options import check_source
 from allranks.cluster.state import ClusterState
 from allranks.records.code_names import code_name
-from allranks.records.ranks import MEETS, Activity
+from allranks.records.ranks import BETWEEN, IDLE, MEETS, RUNNING, WAITS, Activity
 from allranks.records.wire import Answer, Hello, Report, decode, encode
 
 
@@ -180,8 +180,8 @@ def test_a_rank_that_dies_was_last_seen_at_a_line_of_the_last_cell(tmp_path):
 
 def test_a_rank_that_has_left_a_cell_that_others_run_is_not_called_idle():
     hellos = {r: Hello(r, 4, r, 4, "host", 10 + r, "cpu", "e", "mpi", "/l/x.log") for r in range(4)}
-    answer = {"rss_nbytes": 0, "line": "", "doing": ["idle"]}
-    answers = {0: answer | {"doing": ["running"]}, 1: answer, 2: answer, 3: answer}
+    answer = {"rss_nbytes": 0, "line": "", "doing": IDLE}
+    answers = {0: answer | {"doing": RUNNING}, 1: answer, 2: answer, 3: answer}
     left = {1: "error", 2: "waiting", 3: "ok"}
     found = {one.rank: one.state for one in read_statuses(hellos, answers, left=left)}
     waited = "waited for a rank that failed"
@@ -192,9 +192,9 @@ def test_a_rank_that_has_left_a_cell_that_others_run_is_not_called_idle():
 @pytest.mark.parametrize(
     ("doing", "text"),
     [
-        (Activity("waiting", "allreduce(Sum)", "ranks 0, 2–3"), None),
+        (Activity(WAITS, "allreduce(Sum)", "ranks 0, 2–3"), None),
         (MEETS, "waiting for the other ranks"),
-        (Activity("between two cells", "at f.py:3"), "at f.py:3"),
+        (Activity(BETWEEN, "at f.py:3"), "at f.py:3"),
     ],
 )
 def test_what_a_rank_does_arrives_as_fields_and_becomes_text(doing, text):

@@ -14,6 +14,7 @@ from allranks.cluster.renewal import Renewal
 from allranks.cluster.sockets import InterruptRequested
 from allranks.errors import UsageError
 from allranks.records import requests
+from allranks.records.ranks import BETWEEN, Activity
 from allranks.records.wire import BETWEEN_CELLS, Answer, Interrupt
 
 ENDS_GROUPS = "ending torch's groups"
@@ -59,7 +60,7 @@ class Ranks:
         for rank in ranks:
             if rank in self.doing:
                 request = {"client": "theirs"} if rank in self.requests else None
-                doing = ["waiting", self.doing[rank]]
+                doing = Activity(BETWEEN, self.doing[rank])
                 deliver(Answer(2, rank, {"doing": doing, "request": request}, ""))
 
     def send(self, ranks: list[int], record: Any) -> None:
@@ -121,7 +122,7 @@ def test_a_rank_that_does_not_answer_is_shown_too(renew):
 
 def test_what_a_rank_does_is_shown_also_where_its_answer_comes_late(renew):
     def tell(ranks):
-        ranks.deliver(Answer(2, 1, {"doing": ["waiting", ENDS_GROUPS]}, ""))
+        ranks.deliver(Answer(2, 1, {"doing": Activity(BETWEEN, ENDS_GROUPS)}, ""))
 
     _, _, told = renew({4: tell, 6: Ranks.answer}, doing={})
     first, second = (f"{text}; {WAITED_FOR}" for text in (

@@ -22,6 +22,7 @@ from allranks.cluster.sockets import (
 from allranks.cluster.state import ClusterState
 from allranks.records import limits
 from allranks.records.agent import Exit, Notice
+from allranks.records.ranks import BETWEEN, IDLE, Activity
 from allranks.records.wire import Ends
 
 
@@ -223,17 +224,17 @@ def interrupted(statuses, unanswered=()):
 
 
 def running(client):
-    return {"doing": ["between two cells", ""], "request": {"client": client, "notebook": ""}}
+    return {"doing": Activity(BETWEEN), "request": {"client": client, "notebook": ""}}
 
 
-IDLE_RANK = {"doing": ["idle", ""], "request": None}
+IDLE_RANK = {"doing": IDLE, "request": None}
 
 
 def test_an_interrupt_of_clients_says_whether_they_had_asked_for_anything():
     idle = dict.fromkeys(range(3), IDLE_RANK)
     assert interrupted(idle) == (False, [0, 1, 2])
     assert interrupted(idle | {1: running("theirs")}) == (True, [0, 1, 2])
-    awaits = {"doing": ["idle", ""], "request": {"client": "ours", "notebook": ""}}
+    awaits = {"doing": IDLE, "request": {"client": "ours", "notebook": ""}}
     assert interrupted(idle | {1: awaits}) == (True, [0, 1, 2])
     assert interrupted({}, "a") == (True, [1, 2])  # no rank answers
 

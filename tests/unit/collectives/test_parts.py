@@ -25,13 +25,10 @@ from allranks.collectives.calls.call import (
 from allranks.collectives.calls.deadlocks import OtherTag
 from allranks.collectives.calls.rank_state import (
     ANSWERED,
-    ASKING,
     BROKE,
     BROKEN,
     ENTERED,
     FAILED,
-    INPUT,
-    PAUSE,
     PID,
     REQUEST,
     TICKET,
@@ -49,6 +46,8 @@ from allranks.collectives.host.shared_memory import Channel
 from allranks.collectives.ops import operations
 from allranks.collectives.timings import trace
 from allranks.errors import CollectiveMismatch
+from allranks.features.debugger.rank import PAUSED
+from allranks.features.prompts.rank import ASKS
 from allranks.records.telemetry import CallRecord
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="shared memory needs Linux")
@@ -235,17 +234,17 @@ def test_a_deadlock_told_while_a_rank_leaves_is_no_departure():
 @pytest.mark.parametrize(
     ("asking", "doing"),
     [
-        ((INPUT,), "rank 1, which is waiting for input:"),
-        ((PAUSE,), "rank 1, which is paused in the debugger:"),
-        ((PAUSE, INPUT), "ranks 1–2, which are waiting for input or paused in the debugger:"),
+        ((ASKS,), "rank 1, which is waiting for input:"),
+        ((PAUSED,), "rank 1, which is paused in the debugger:"),
+        ((PAUSED, ASKS), "ranks 1–2, which are paused in the debugger or waiting for input:"),
     ],
 )
 def test_ranks_that_wait_for_a_person_are_reported_with_what_they_do(asking, doing):
     pages, said = mmap.mmap(-1, Board.nbytes(3)), []
     state = RankState(0, (0, 0, 0), Board(pages, (0, 1, 2), 0))
     state.notice = said.append
-    for rank, word in enumerate(asking, 1):
-        Board(pages, (0, 1, 2), rank).put(ASKING, word)
+    for rank, activity in enumerate(asking, 1):
+        RankState(rank, (0, 0, 0), Board(pages, (0, 1, 2), rank)).asks(activity)
     call = SimpleNamespace(
         moving=False,
         reports_late=lambda: True,

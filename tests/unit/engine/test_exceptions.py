@@ -14,7 +14,7 @@ from allranks.engine.exceptions import (
     report,
 )
 from allranks.records import code_names
-from allranks.records.ranks import Activity
+from allranks.records.ranks import WAITS, Activity
 
 REPLACED = """
 try:
@@ -74,7 +74,7 @@ def test_a_rank_that_a_communicator_lacks_is_explained(monkeypatch):
 def test_an_interrupt_of_a_wait_says_for_whom_the_rank_waited():
     interrupt = KeyboardInterrupt()
     assert (report(interrupt, [], 0, "cpu", "").waiting, str(interrupt)) == (False, "")
-    interrupt.waited = Activity("waiting", "barrier", "ranks 0, 2")
+    interrupt.waited = Activity(WAITS, "barrier", "ranks 0, 2")
     found = report(interrupt, [], 1, "cpu", "")
     assert found.waiting
     assert found.message == "barrier waited for ranks 0, 2 when the cell was interrupted."

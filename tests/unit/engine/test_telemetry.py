@@ -7,7 +7,7 @@ import pytest
 from allranks.collectives.calls.journal import Journal
 from allranks.engine import telemetry
 from allranks.engine.telemetry import Metrics, TelemetrySender
-from allranks.records.ranks import RUNNING, Activity
+from allranks.records.ranks import RUNNING, WAITS, Activity
 from allranks.records.telemetry import Pulse
 
 
@@ -23,7 +23,7 @@ class Rank:
         self.sender = TelemetrySender(1, Metrics(), Journal(), dict)
 
     def waits_for(self, ranks):
-        doing = Activity("waiting", "barrier", ranks) if ranks else RUNNING
+        doing = Activity(WAITS, "barrier", ranks) if ranks else RUNNING
         self.current.doing = doing
 
     def pulses(self, seconds):
@@ -31,7 +31,9 @@ class Rank:
         found = []
         for _ in range(round(10 * seconds)):
             self.now += 0.1
-            found += [one.waits_for for one, _ in self.sender.news() if isinstance(one, Pulse)]
+            found += [
+                one.doing.waits_for for one, _ in self.sender.news() if isinstance(one, Pulse)
+            ]
         return found
 
 

@@ -12,7 +12,7 @@ from allranks.cluster.failures import RankStatus
 from allranks.features.classroom import board, door, states
 from allranks.features.classroom.notebook import waits_of
 from allranks.features.classroom.student import NotebookState
-from allranks.records.ranks import RUNNING, Activity
+from allranks.records.ranks import RUNNING, WAITS, Activity
 
 NAME = "Ana\nIn[9]  failed\x1b[2J\u202e\ud83d\x00 Z"
 
@@ -136,11 +136,11 @@ def test_the_name_of_an_account_is_shown_with_the_account(monkeypatch):
 
 def test_all_ranks_that_wait_are_named_with_what_they_wait_for():
     place = "In[5]:3  allreduce(x)"
-    doing = [Activity("waiting", "allreduce", "rank 3")] * 3 + [RUNNING]
+    doing = [Activity(WAITS, "allreduce", "rank 3")] * 3 + [RUNNING]
     ranks = [RankStatus(rank, "here", 1, "cpu", 0, one, place) for rank, one in enumerate(doing)]
     waits = "waiting in allreduce for rank 3"
     assert waits_of(ranks) == f"ranks 0–2 are {waits} at {place}"
-    alone = replace(ranks[0], doing=Activity("waiting", "recv", "rank 1"))
+    alone = replace(ranks[0], doing=Activity(WAITS, "recv", "rank 1"))
     assert waits_of([alone, *ranks[1:]]) == (
         f"ranks 1–2 are {waits} at {place}; rank 0 is waiting in recv for rank 1 at {place}"
     )

@@ -34,6 +34,7 @@ from allranks.features.hosts.relay_state import (
 )
 from allranks.records.agent import BeginAgain, End, read_command, to_line
 from allranks.records.config import HostAgentConfig
+from allranks.records.ranks import RUNNING
 from allranks.records.telemetry import Pulse
 from allranks.records.wire import (
     SENDERS,
@@ -61,7 +62,7 @@ def answer(rank: int, *payloads: bytes) -> list[bytes]:
     return encode(Answer(1, rank, {}, ""), *payloads)
 
 
-PULSE = encode(Pulse(0, 1, "", "", 0, 0, 0))
+PULSE = encode(Pulse(0, 1, RUNNING, "", 0, 0, 0))
 
 
 class Host:

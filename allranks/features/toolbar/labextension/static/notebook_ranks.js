@@ -26,7 +26,7 @@
  * @property {Row[]} [rows]
  * @property {boolean} [is_busy] whether some rank runs something, also while the notebook's kernel is idle
  * @property {string} [interrupt] what another interrupt does, where the first one has not ended everything
- * @property {boolean} is_paused
+ * @property {boolean} asks whether some rank waits for a person
  * @property {string} logs
  * @property {boolean} every_cell
  * @property {string[]} local
@@ -331,7 +331,7 @@ export const makeNotebookRanks = (packages) => {
       }
       this.changed.emit();
       // Of a page that is loaded while ranks are paused.
-      if (state.is_paused && !this.debugger.pauses.length) void this.askDebugger();
+      if (state.asks && !this.debugger.pauses.length) void this.askDebugger();
     }
 
     /**
