@@ -48,6 +48,7 @@ from allranks.records.deferred import deferred
 from allranks.records.ranks import Activity, label
 
 if TYPE_CHECKING:
+    from allranks.announcements import Announcement
     from allranks.collectives.mpi.transport import Epochs
 
 
@@ -163,8 +164,7 @@ class World(RankState):
         self.gpu: Device | None = None
         """This rank's GPU; None before the first array on a GPU."""
         self.mpi: Epochs | None = None
-        self.rendezvous: Any = None
-        """The variables by which libraries find the ranks: `Rendezvous`, or None."""
+        self.announcements: tuple[Announcement, ...] = ()
         self.variable_store: Any = None
         """The `VariableStore` (`ops/keeping.py`); None where `keep` is not possible."""
         self.groups: dict[int, Group] = {}
