@@ -25,7 +25,7 @@ class Announcement(Protocol):
         """Within, libraries find this world only."""
 
 
-MODULES = ["allranks.collectives.start.rendezvous"]
+MODULES = ["allranks.rendezvous"]
 """Each has a class `Rendezvous`, an `Announcement`; `init` makes one, collective over a world."""
 
 

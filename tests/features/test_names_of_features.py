@@ -19,7 +19,6 @@ REASONS = {
     "collectives/gpu/dlpack.py": "as arrays/libraries.py, on a GPU",
     "collectives/ops/buffers.py": "as arrays/libraries.py, in buffers of MPI",
     "collectives/ops/reducing.py": "refuses Horovod's argument average, in the place of op",
-    "collectives/start/rendezvous.py": "scripts under mpiexec load no features",
     "engine/libraries.py": "the same settings for ranks of notebooks and of scripts",
 }
 FEATURES = {
