@@ -36,6 +36,7 @@ from allranks.cluster.launchers.mpiexec import MPIEXEC, beside_python, mpi_envir
 from allranks.cluster.options import choose_size
 from allranks.cluster.sockets import EventQueue, FromHostAgent
 from allranks.errors import AllranksError, UsageError
+from allranks.installed import pip_install
 from allranks.launched import SHARED_FILES
 from allranks.records.agent import Event, HostLeft
 
@@ -159,7 +160,7 @@ def _has_another_mpi(have: Mapping[str, str]) -> bool:
 def _tensorflow(have: Mapping[str, str]) -> Iterator[Finding]:
     name = next((name for name in ("tensorflow", "tensorflow-cpu") if name in have), "tensorflow")
     if name not in have:
-        yield Finding(name, ABSENT, "not installed", "pip install 'allranks[tensorflow]'")
+        yield Finding(name, ABSENT, "not installed", pip_install(name))
         return
     yield Finding(name, OK, have[name])
     if "keras" not in have:

@@ -12,7 +12,6 @@ REASONS = {
     "cluster/cluster.py": "Cluster.client() returns a client of ipyparallel",
     "cluster/doctor.py": "reports which libraries are installed",
     "cluster/launchers/slurm.py": "reads ipyparallel's settings of Slurm",
-    "cluster/options.py": "--preload names the package to install",
     "collectives/arrays/libraries.py": "arrays of each library are arguments of collectives",
     "collectives/arrays/reductions.py": "the reductions have Horovod's numbers",
     "collectives/arrays/torch_memory.py": "as arrays/libraries.py",
