@@ -459,20 +459,18 @@ class RankState:
 
     def leave(self, reason: str, failed: bool, where: str, *, gone: bool = False) -> None:
         self._gone = gone
-        self.board.write(REASON, reason)
-        self.board.write(WHERE, where)
-        self.board.put(FAILED, int(failed))
-        self.board.put(LEFT, GONE if gone else self.scope.number + 1)
+        self._show_left(GONE if gone else self.scope.number + 1, reason, failed, where)
         self.scope = PROCESS
-        if self.wake_exchange is not None:
-            self.wake_exchange()
 
     def leave_out(self, number: int, reason: str) -> None:
         """Publishes that this rank does not run a cell that others run. In any thread."""
+        self._show_left(number + 1, reason, True, "")
+
+    def _show_left(self, left: int, reason: str, failed: bool, where: str) -> None:
         self.board.write(REASON, reason)
-        self.board.write(WHERE, "")
-        self.board.put(FAILED, 1)
-        self.board.put(LEFT, number + 1)
+        self.board.write(WHERE, where)
+        self.board.put(FAILED, int(failed))
+        self.board.put(LEFT, left)
         if self.wake_exchange is not None:
             self.wake_exchange()
 
