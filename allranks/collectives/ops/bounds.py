@@ -21,6 +21,7 @@ from allranks.collectives.ops.buffers import (
     is_plain,
     layout_of,
     nbytes_of_message,
+    taken_apart,
 )
 
 _PARTS = {
@@ -332,12 +333,7 @@ def _parts_of_types(buffer: Any, ranks: int) -> Parts | None:
 
 def read_parts(buffer: Any) -> tuple[Any, Any, Any, MPI.Datatype | None]:
     """Returns the data, the counts, the displacements and the type of a buffer with parts."""
-    if not isinstance(buffer, list | tuple):
-        return buffer, None, None, None
-    data, *rest = buffer
-    kind = rest.pop() if rest and isinstance(rest[-1], MPI.Datatype | str) else None
-    if isinstance(kind, str):
-        kind = MPI.Datatype.fromcode(kind)
+    data, rest, kind = taken_apart(buffer)
     # A tuple is a pair of counts and displacements, a list has counts.
     if len(rest) == 1 and isinstance(rest[0], tuple):
         rest = [*rest[0]]
