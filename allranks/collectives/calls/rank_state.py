@@ -27,7 +27,7 @@ from allranks.collectives.calls.sites import Site, with_source
 from allranks.records.ranks import RUNNING, Activity, compact, label
 
 if TYPE_CHECKING:
-    from allranks.collectives.calls.call import Call
+    from allranks.collectives.calls.call import Call, Steps
 
 
 PAGE = 12288
@@ -535,6 +535,14 @@ class RankState:
         board = self.board
         broken = board.get(rank, BROKEN) >> 1 == epoch + 1
         return broken or board.get(rank, LEFT) >= GONE or self.is_lost(rank)
+
+    def while_one_has_left(self, call: Call, epoch: int) -> Steps[None]:
+        """Ends at once, unless a rank has left the epoch before it had finished its part of a call:
+        then the watch ends this wait with `RankLeft`.
+        """
+        call.stage += 1
+        while any(self.has_left(rank, epoch) for rank in call.unfinished()):
+            yield call
 
     def departure(self, rank: int) -> tuple[int, str] | None:
         """Why a rank will never arrive, as text that follows its name; None while it may.

@@ -561,12 +561,8 @@ class World(RankState):
         """The rest of a call that is queued on the GPU."""
         if self.gpu is not None and call.queued:
             yield from self.gpu.until_ended(call)
-        call.stage += 1
-        # As `NcclTransport.confirm`: the end of the work proves nothing if a member has left it.
-        while call.transport == "nccl" and any(
-            self.has_left(rank, self.epoch) for rank in call.unfinished()
-        ):
-            yield call
+        if call.transport == "nccl":  # as `NcclTransport.confirm`
+            yield from self.while_one_has_left(call, self.epoch)
 
     def settle(self) -> None:
         """Waits until the GPU has ended all queued calls; raises why one of them never will."""
