@@ -134,21 +134,16 @@ def make_parts(base: MPI.Intracomm) -> WorldParts:
     """Collective over all ranks of ``base``."""
     node = of_host(base)
     with revoked_by_errors(node):
-        parts = _make_parts(base, node)
+        layout = find_hosts(base, node)
+        pristine, user = base.Dup(), base.Dup()
+        announced, offset, links = announcements.prepare(base, layout.hosts), 0.0, None
+        if len(set(layout.hosts)) > 1:
+            offset = clock_offset(base, node, layout.leaders)
+        if any(layout.shares):
+            from allranks.collectives.mpi.host_connections import connect_hosts
+
+            links = connect_hosts(base.Get_rank(), layout.shares, base)
     node.Free()
-    return parts
-
-
-def _make_parts(base: MPI.Intracomm, node: MPI.Intracomm) -> WorldParts:
-    layout = find_hosts(base, node)
-    pristine, user = base.Dup(), base.Dup()
-    announced, offset, links = announcements.prepare(base, layout.hosts), 0.0, None
-    if len(set(layout.hosts)) > 1:
-        offset = clock_offset(base, node, layout.leaders)
-    if any(layout.shares):
-        from allranks.collectives.mpi.host_connections import connect_hosts
-
-        links = connect_hosts(base.Get_rank(), layout.shares, base)
     return WorldParts(layout, pristine, user, announced, offset, links)
 
 
