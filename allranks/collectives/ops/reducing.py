@@ -478,10 +478,8 @@ def allreduce(
         key = op._value_, array.dtype, array.shape, prescale_factor, postscale_factor
         try:
             plan: ReductionPlan | None = group.plans.get(key)
-        except TypeError:  # an array, which cannot be a part of a key
-            factors = _factor("allreduce", prescale_factor), _factor("allreduce", postscale_factor)
-            key = (key[0], key[1], key[2], *factors)
-            plan = group.plans.get(key)
+        except TypeError:  # a factor is an array, which cannot be a part of a key
+            plan = None
         if plan is None:
             array, plan = _plan_of_one(group, key, op, array)
         call = Call(group.agreement, plan.packed, name, plan.nbytes)
