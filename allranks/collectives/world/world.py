@@ -840,7 +840,7 @@ class scope:
         this.enter(name, ranks, number)
 
     @staticmethod
-    def leave(reason: str = "", failed: bool = False, where: str | None = None) -> None:
+    def leave(reason: str = "", failed: bool = False, where: str = "") -> None:
         """This rank's cell has ended; ranks that wait for it raise `RankLeft`.
 
         Args:
@@ -848,7 +848,7 @@ class scope:
             failed: whether it raised.
             where: the file and line at which it raised, as ``file:7``.
         """
-        current().leave(reason, failed, where or "")
+        current().leave(reason, failed, where)
 
     @staticmethod
     def fail(number: int, reason: str) -> None:
