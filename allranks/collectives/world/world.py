@@ -48,7 +48,6 @@ from allranks.records.deferred import deferred
 from allranks.records.ranks import Activity, label
 
 if TYPE_CHECKING:
-    from allranks.announcements import Announcement
     from allranks.collectives.mpi.transport import Epochs
 
 
@@ -164,7 +163,8 @@ class World(RankState):
         self.gpu: Device | None = None
         """This rank's GPU; None before the first array on a GPU."""
         self.mpi: Epochs | None = None
-        self.announcements: tuple[Announcement, ...] = ()
+        self.announcements: tuple[Any, ...] = ()
+        """By these libraries find the ranks: `Announcement` of `allranks/announcements.py`."""
         self.variable_store: Any = None
         """The `VariableStore` (`ops/keeping.py`); None where `keep` is not possible."""
         self.groups: dict[int, Group] = {}
