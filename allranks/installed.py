@@ -1,4 +1,5 @@
-"""What other distributions add to allranks: their entry points. Standard library only.
+"""What other distributions add to allranks: their entry points, and how to install them. Standard
+library only.
 
 Notebooks and scripts also import modules from the folder where they run. Metadata there must not
 make allranks import anything by itself, so only the folders of the environment count. Those are
@@ -16,6 +17,14 @@ import sys
 import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
+
+#: Packages that an extra of allranks installs, with what they need there.
+_EXTRAS = {"tensorflow": "allranks[tensorflow]", "keras": "allranks[tensorflow]"}
+
+
+def pip_install(package: str) -> str:
+    """Returns the command that installs a package."""
+    return f"pip install '{_EXTRAS.get(package, package)}'"
 
 
 def entry_points(group: str) -> list[importlib.metadata.EntryPoint]:

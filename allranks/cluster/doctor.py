@@ -30,6 +30,7 @@ from allranks.cluster.launchers import registry
 from allranks.cluster.launchers.mpiexec import MPIEXEC, beside_python, mpi_environment, mpiexec
 from allranks.cluster.options import choose_size
 from allranks.errors import AllranksError
+from allranks.installed import pip_install
 from allranks.launched import SHARED_FILES
 
 OK, ABSENT, WRONG = "ok", "absent", "wrong"
@@ -152,7 +153,7 @@ def _has_another_mpi(have: Mapping[str, str]) -> bool:
 def _tensorflow(have: Mapping[str, str]) -> Iterator[Finding]:
     name = next((name for name in ("tensorflow", "tensorflow-cpu") if name in have), "tensorflow")
     if name not in have:
-        yield Finding(name, ABSENT, "not installed", "pip install 'allranks[tensorflow]'")
+        yield Finding(name, ABSENT, "not installed", pip_install(name))
         return
     yield Finding(name, OK, have[name])
     if "keras" not in have:

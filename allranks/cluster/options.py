@@ -20,6 +20,7 @@ from IPython.core.inputtransformer2 import TransformerManager
 
 from allranks.cluster import launchers
 from allranks.errors import MissingDependency, UsageError
+from allranks.installed import pip_install
 from allranks.records.config import EVERY_GPU, MAX_RANKS, max_ranks
 
 _PLACE = "rank size local_rank local_size cross_rank cross_size comm MPI device"
@@ -38,7 +39,6 @@ _OPERATIONS = """
 #: The names that each rank has in its cells. Listed, because the notebook cannot import the
 #: collectives; a test compares the list with what a cell finds.
 GIVEN = frozenset(f"{_PLACE} {_OPERATIONS} log".split())
-_EXTRAS = {"tensorflow": "allranks[tensorflow]", "keras": "allranks[tensorflow]"}
 
 
 def check_preload(names: str | Sequence[str]) -> tuple[str, ...]:
@@ -59,15 +59,14 @@ def check_preload(names: str | Sequence[str]) -> tuple[str, ...]:
         package = name.partition(".")[0]
         if importlib.util.find_spec(package) is None:
             raise MissingDependency(
-                f"expected {package} to preload, found none installed. "
-                f"Type: pip install '{_EXTRAS.get(package, package)}'"
+                f"expected {package} to preload, found none installed. Type: {pip_install(package)}"
             )
     return chosen
 
 
 def _no_names(found: object) -> UsageError:
     return UsageError(
-        f"expected names of modules, found {found!r}. Type for example: --preload tensorflow"
+        f"expected names of modules, found {found!r}. Type for example: --preload pandas"
     )
 
 

@@ -21,6 +21,8 @@ from itertools import takewhile
 from time import monotonic
 from typing import Any
 
+from allranks.records.config import size_text
+
 Entry = list[Any]
 
 _CHUNK_NBYTES = 1 << 20
@@ -231,7 +233,7 @@ class Transcript:
         """Limits the size of the log; returns the warnings for the cell, each of them once."""
         found = []
         if self._room.cut(end):
-            size = as_text(self._room.limit_nbytes)
+            size = size_text(self._room.limit_nbytes)
             found.append(
                 f"the log has reached {size} (ALLRANKS_LOG_LIMIT): its oldest part is removed."
             )
@@ -531,7 +533,7 @@ class LogRoom:
 
     def _note(self) -> str:
         return (
-            f"allranks: this log has reached {as_text(self.limit_nbytes)} (ALLRANKS_LOG_LIMIT), "
+            f"allranks: this log has reached {size_text(self.limit_nbytes)} (ALLRANKS_LOG_LIMIT), "
             f"and its first {self._gone:,} bytes were removed. To read the rest: "
             f"tail -c +{self._gone + 1}\n"
         )
@@ -544,13 +546,6 @@ class LogRoom:
         if problem in (0, errno.EBADF):  # a cell has closed it, which `Transcript.lost` finds
             return False
         return problem in _NO_ROOM or os.fstatvfs(self.file).f_bavail == 0
-
-
-def as_text(nbytes: int) -> str:
-    for unit, name in ((10**9, "GB"), (10**6, "MB")):
-        if nbytes >= unit:
-            return f"{nbytes / unit:g} {name}"
-    return f"{nbytes:,} bytes"
 
 
 def _allocate(file: int, mode: int, start: int, nbytes: int) -> int:

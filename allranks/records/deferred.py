@@ -38,14 +38,10 @@ def deferred() -> Iterator[Deferred]:
     Only the main thread gets interrupts, so in other threads this does nothing.
     """
     held = Deferred()
-    if threading.current_thread() is not threading.main_thread():
-        yield held
-        return
-    before = signal.signal(signal.SIGINT, held.hear)
     try:
-        yield held
+        with interrupts_to(held.hear):
+            yield held
     finally:
-        signal.signal(signal.SIGINT, before if before is not None else signal.default_int_handler)
         if held.pending:
             signal.raise_signal(signal.SIGINT)
 

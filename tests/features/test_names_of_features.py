@@ -12,14 +12,12 @@ REASONS = {
     "cluster/cluster.py": "Cluster.client() returns a client of ipyparallel",
     "cluster/doctor.py": "reports which libraries are installed",
     "cluster/launchers/slurm.py": "reads ipyparallel's settings of Slurm",
-    "cluster/options.py": "--preload names the package to install",
     "collectives/arrays/libraries.py": "arrays of each library are arguments of collectives",
     "collectives/arrays/reductions.py": "the reductions have Horovod's numbers",
     "collectives/arrays/torch_memory.py": "as arrays/libraries.py",
     "collectives/gpu/dlpack.py": "as arrays/libraries.py, on a GPU",
     "collectives/ops/buffers.py": "as arrays/libraries.py, in buffers of MPI",
     "collectives/ops/reducing.py": "refuses Horovod's argument average, in the place of op",
-    "collectives/start/rendezvous.py": "scripts under mpiexec load no features",
     "engine/libraries.py": "the same settings for ranks of notebooks and of scripts",
 }
 FEATURES = {

@@ -66,7 +66,7 @@ KEPT = 100_000
 class Journal:
     """Keeps the last 100,000 calls that have ended, and passes their records on."""
 
-    def __init__(self, own: RankState | None = None) -> None:
+    def __init__(self, own: RankState) -> None:
         self._own = own
         self.fresh: deque[Call | CallRecord] = deque(maxlen=KEPT)
         """Calls that have ended and were not taken yet. A call without arrays is kept as it is: to
@@ -104,7 +104,7 @@ class Journal:
         """The last ``most`` of the calls that ended after a time, oldest first, and how many
         there are in all.
         """
-        own = ended - self._offset
+        own = ended - self._own.offset_seconds
         with self._lock:
             newest = chain(reversed([*self.fresh]), reversed(self._taken))
             found = [*takewhile(lambda it: _ended_after(it, ended, own), newest)]
@@ -114,17 +114,13 @@ class Journal:
 
     def now(self) -> float:
         """This moment, by the clock of the records."""
-        return perf_counter() + self._offset
-
-    @property
-    def _offset(self) -> float:
-        return self._own.offset_seconds if self._own is not None else 0.0
+        return perf_counter() + self._own.offset_seconds
 
     def record(self, call: Call) -> CallRecord:
         """The record of a call that has ended."""
         members, started = call.members, call.started
         epoch, sequence = divmod(call.number, 1 << EPOCH_SHIFT)
-        offset = self._offset
+        offset = self._own.offset_seconds
         return CallRecord(
             op=call.spec.op,
             name=call.name or named(call.site),

@@ -27,7 +27,7 @@ from allranks.collectives.calls.sites import Site, with_source
 from allranks.records.ranks import RUNNING, Activity, compact, label
 
 if TYPE_CHECKING:
-    from allranks.collectives.calls.call import Call
+    from allranks.collectives.calls.call import Call, Steps
 
 
 PAGE = 12288
@@ -459,20 +459,18 @@ class RankState:
 
     def leave(self, reason: str, failed: bool, where: str, *, gone: bool = False) -> None:
         self._gone = gone
-        self.board.write(REASON, reason)
-        self.board.write(WHERE, where)
-        self.board.put(FAILED, int(failed))
-        self.board.put(LEFT, GONE if gone else self.scope.number + 1)
+        self._show_left(GONE if gone else self.scope.number + 1, reason, failed, where)
         self.scope = PROCESS
-        if self.wake_exchange is not None:
-            self.wake_exchange()
 
     def leave_out(self, number: int, reason: str) -> None:
         """Publishes that this rank does not run a cell that others run. In any thread."""
+        self._show_left(number + 1, reason, True, "")
+
+    def _show_left(self, left: int, reason: str, failed: bool, where: str) -> None:
         self.board.write(REASON, reason)
-        self.board.write(WHERE, "")
-        self.board.put(FAILED, 1)
-        self.board.put(LEFT, number + 1)
+        self.board.write(WHERE, where)
+        self.board.put(FAILED, int(failed))
+        self.board.put(LEFT, left)
         if self.wake_exchange is not None:
             self.wake_exchange()
 
@@ -537,6 +535,14 @@ class RankState:
         board = self.board
         broken = board.get(rank, BROKEN) >> 1 == epoch + 1
         return broken or board.get(rank, LEFT) >= GONE or self.is_lost(rank)
+
+    def while_one_has_left(self, call: Call, epoch: int) -> Steps[None]:
+        """Ends at once, unless a rank has left the epoch before it had finished its part of a call:
+        then the watch ends this wait with `RankLeft`.
+        """
+        call.stage += 1
+        while any(self.has_left(rank, epoch) for rank in call.unfinished()):
+            yield call
 
     def departure(self, rank: int) -> tuple[int, str] | None:
         """Why a rank will never arrive, as text that follows its name; None while it may.

@@ -237,8 +237,8 @@ class IpcTransport:
         """Ends when this rank's work on the GPU has ended, and that of all others."""
         device = self.device
         if work is not None:
-            if reads:
-                yield from self._while_one_has_left(call)
+            if reads:  # of a rank that has left, no window is read
+                yield from self.own.while_one_has_left(call, self._epoch)
             way = device.on(device.collectives) if reads else device.behind_caller(call)
             with way as stream:
                 began = device.event(stream, timed=True)
@@ -248,14 +248,6 @@ class IpcTransport:
             device.add_seconds(call, began, ended)
             device.events.give_back(began, ended, timed=True)
         yield from call.agreement.barrier(call)
-
-    def _while_one_has_left(self, call: Call) -> Steps[None]:
-        """Ends at once, unless a member has left the call: the watch then ends it here, before its
-        window is read.
-        """
-        call.stage += 1
-        while any(self.own.has_left(rank, self._epoch) for rank in call.unfinished()):
-            yield call
 
 
 def _stage(reduction: Arithmetic, source: GpuArray, out: GpuArray) -> None:

@@ -349,14 +349,8 @@ class NcclTransport:
         return all(self.own.has_left(rank, self._epoch) for rank in agreement.unfinished(number))
 
     def confirm(self, call: Call) -> Steps[None]:
-        """Ends at once, unless a member has left the call before its own work had ended: then the
-        end of the work here proves nothing, and the watch ends this wait with `RankLeft`.
-        """
-        call.stage += 1
-        while (behind := call.unfinished()) and any(
-            self.own.has_left(rank, self._epoch) for rank in behind
-        ):
-            yield call
+        # The end of the work here proves nothing if a member has left before its own had ended.
+        return self.own.while_one_has_left(call, self._epoch)
 
     def allreduce(
         self, call: Call, source: Array, out: Array, reduction: Arithmetic

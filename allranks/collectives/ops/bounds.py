@@ -21,6 +21,7 @@ from allranks.collectives.ops.buffers import (
     is_plain,
     layout_of,
     nbytes_of_message,
+    taken_apart,
 )
 
 _PARTS = {
@@ -284,25 +285,32 @@ def _parts(buffer: Any, ranks: int) -> Parts | None:
         if kind is not None and not (kind.is_predefined and kind.size == kind.extent):
             return None
         unit = view.dtype.itemsize if kind is None else kind.extent
-        if counts is None or not hasattr(counts, "__len__"):
-            if not ranks or (counts is None and places is not None):
-                return None
-            # As mpi4py computes them.
-            each, more = (
-                divmod(view.nbytes // unit, ranks) if counts is None else (index(counts), 0)
-            )
-            counts = [each + (rank < more) for rank in range(ranks)]
-        lengths = [index(count) * unit for count in counts]
-        if places is None:
-            begins = [0, *accumulate(lengths)][: len(lengths)]
-        elif hasattr(places, "__len__"):
-            begins = [index(place) * unit for place in places]
-        else:
-            begins = [index(places) * unit * at for at in range(len(lengths))]
+        if counts is None and places is not None:
+            return None
+        if not ranks and not hasattr(counts, "__len__"):
+            return None
+        counts, places = of_each_part(counts, places, view.nbytes // unit, ranks)
+        lengths = [count * unit for count in counts]
+        begins = [place * unit for place in places]
         complete = len(begins) == len(lengths) == (ranks or len(lengths))
         return Parts(begins, lengths, view.nbytes) if complete else None
     except Exception:  # mpi4py refuses it, or it is none of the usual forms
         return None
+
+
+def of_each_part(counts: Any, places: Any, room: int, ranks: int) -> tuple[list[int], list[int]]:
+    """Returns the count and the displacement of each part, in elements, as mpi4py computes those
+    that are left out, or are one number. ``room``: the elements of the buffer.
+    """
+    if not hasattr(counts, "__len__"):
+        each, more = divmod(room, ranks) if counts is None else (index(counts), 0)
+        counts = [each + (part < more) for part in range(ranks)]
+    counts = [*map(index, counts)]
+    if places is None:
+        places = [0, *accumulate(counts)][: len(counts)]
+    elif not hasattr(places, "__len__"):
+        places = [index(places) * part for part in range(len(counts))]
+    return counts, [*map(index, places)]
 
 
 def _parts_of_types(buffer: Any, ranks: int) -> Parts | None:
@@ -332,12 +340,7 @@ def _parts_of_types(buffer: Any, ranks: int) -> Parts | None:
 
 def read_parts(buffer: Any) -> tuple[Any, Any, Any, MPI.Datatype | None]:
     """Returns the data, the counts, the displacements and the type of a buffer with parts."""
-    if not isinstance(buffer, list | tuple):
-        return buffer, None, None, None
-    data, *rest = buffer
-    kind = rest.pop() if rest and isinstance(rest[-1], MPI.Datatype | str) else None
-    if isinstance(kind, str):
-        kind = MPI.Datatype.fromcode(kind)
+    data, rest, kind = taken_apart(buffer)
     # A tuple is a pair of counts and displacements, a list has counts.
     if len(rest) == 1 and isinstance(rest[0], tuple):
         rest = [*rest[0]]

@@ -285,12 +285,9 @@ def _basic(buffer: Any) -> str:
     if type(buffer) is np.ndarray:
         return _BASIC.get(buffer.dtype.char, "") if buffer.size else ""
     try:
-        kind = buffer[-1] if isinstance(buffer, list | tuple) else None
-        if isinstance(kind, str):
-            kind = MPI.Datatype.fromcode(kind)
-        if isinstance(kind, MPI.Datatype):
+        data, _, kind = taken_apart(buffer)
+        if kind is not None:
             return _of_datatype(kind)
-        data = buffer[0] if isinstance(buffer, list | tuple) else buffer
         if type(data) is np.ndarray:
             return _basic(data)
         return _BASIC.get(dtype_of(data).char, "")
@@ -330,15 +327,19 @@ Layout = tuple[Any, int, int, MPI.Datatype]
 """Where a message is: the data, the byte at which it begins, a count, and the type."""
 
 
+def taken_apart(buffer: Any) -> tuple[Any, list[Any], MPI.Datatype | None]:
+    """Returns the data of a buffer in any of mpi4py's forms, what follows, and its type, if any."""
+    data, *rest = buffer if isinstance(buffer, list | tuple) else (buffer,)
+    kind = rest.pop() if rest and isinstance(rest[-1], MPI.Datatype | str) else None
+    return data, rest, MPI.Datatype.fromcode(kind) if isinstance(kind, str) else kind
+
+
 def layout_of(buffer: Any) -> Layout | None:
     """Returns where a message in any of mpi4py's forms is; None if it is none of them."""
     if is_plain(buffer):
         return buffer, 0, buffer.nbytes, MPI.BYTE
     try:
-        data, *rest = buffer if isinstance(buffer, list | tuple) else (buffer,)
-        kind = rest.pop() if rest and isinstance(rest[-1], MPI.Datatype | str) else None
-        if isinstance(kind, str):
-            kind = MPI.Datatype.fromcode(kind)
+        data, rest, kind = taken_apart(buffer)
         if len(rest) == 1 and isinstance(rest[0], list | tuple):
             rest = list(rest[0])
         count, place = (None if one is None else index(one) for one in (*rest, None, None)[:2])
@@ -364,10 +365,7 @@ def _message(buffer: Any) -> tuple[str, int]:
     """Returns the type and the bytes of ``data``, ``[data, type]`` or ``[data, count, type]``."""
     if type(buffer) is np.ndarray:
         return buffer.dtype.str[1:], buffer.nbytes
-    data, *rest = buffer if isinstance(buffer, list | tuple) else (buffer,)
-    kind = rest.pop() if rest and isinstance(rest[-1], MPI.Datatype | str) else None
-    if isinstance(kind, str):
-        kind = MPI.Datatype.fromcode(kind)
+    data, rest, kind = taken_apart(buffer)
     count = rest[0] if rest else None
     if not isinstance(count, int | None):
         count = count[0]  # it has a displacement, too

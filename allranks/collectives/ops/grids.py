@@ -10,14 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache
-from itertools import accumulate
 from operator import index
 from typing import Any
 
 import numpy as np
 from mpi4py import MPI
 
-from allranks.collectives.ops.bounds import read_parts
+from allranks.collectives.ops.bounds import of_each_part, read_parts
 from allranks.collectives.ops.buffers import dtype_of
 
 
@@ -72,11 +71,5 @@ def _with_type(
                 f"of required number of blocks {ranks}"
             )
         counts, places = [each] * ranks, [first + each * part for part in range(ranks)]
-    elif not hasattr(counts, "__len__"):  # as mpi4py computes them
-        each, more = divmod(room, ranks) if counts is None else (index(counts), 0)
-        counts = [each + (part < more) for part in range(ranks)]
-    if places is None:
-        places = [0, *accumulate(counts)][:ranks]
-    elif not hasattr(places, "__len__"):
-        places = [index(places) * part for part in range(ranks)]
-    return data, counts, [index(place) * kind.extent for place in places], kind
+    counts, places = of_each_part(counts, places, room, ranks)
+    return data, counts, [place * kind.extent for place in places], kind

@@ -541,7 +541,6 @@ def recv(source: int, tag: int = 0, *, like: Any = None, name: str | None = None
         RankLeft: the other rank has left and has not sent.
     """
     from allranks.collectives.mpi.transport import complete
-    from allranks.collectives.ops.point_to_point import Raw
 
     this = _world(source, tag)
     assert this.mpi is not None
@@ -551,11 +550,8 @@ def recv(source: int, tag: int = 0, *, like: Any = None, name: str | None = None
         from mpi4py import MPI
 
         status = MPI.Status()
-        call.other_tag = comm.looking_for_other_tags(source, tag, ARRAY_TAGS)
         # The message contains the size. Once it is matched, no other receive can get it.
-        while (message := Raw.Improbe(comm, source, ARRAY_TAGS + tag, status)) is None:
-            yield call
-        call.other_tag = None
+        message = yield from comm.awaited(call, source, tag, status, ARRAY_TAGS)
         data = np.empty(status.Get_count(MPI.BYTE), np.uint8)
         call.posted = True
         yield from complete(this.held_requests, call, message.Irecv, data)

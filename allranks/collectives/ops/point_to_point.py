@@ -347,7 +347,7 @@ class PointToPoint(Raw):
         about = status if status is not None else MPI.Status()
         message = Raw.Improbe(self, source, tag, about)
         if message is None:
-            message = yield from self._awaited(call, source, tag, about)
+            message = yield from self.awaited(call, source, tag, about)
         found, into = about.Get_count(MPI.BYTE), buf
         if found <= min(room, _AT_ONCE_NBYTES):
             message.Recv(buf)
@@ -360,11 +360,12 @@ class PointToPoint(Raw):
             call.posted = False
             raise _too_long(f"comm.{call.name}", about, room)
 
-    def _awaited(
-        self, call: PointCall, source: int, tag: int, about: MPI.Status
+    def awaited(
+        self, call: PointCall, source: int, tag: int, about: MPI.Status, added: int = 0
     ) -> Steps[MPI.Message]:
-        call.other_tag = self.looking_for_other_tags(source, tag)
-        while (message := Raw.Improbe(self, source, tag, about)) is None:
+        """The message, once it has come. ``added``: what is added to the tags."""
+        call.other_tag = self.looking_for_other_tags(source, tag, added)
+        while (message := Raw.Improbe(self, source, tag + added, about)) is None:
             yield call
         call.other_tag = None
         return message
@@ -558,7 +559,7 @@ class PointToPoint(Raw):
             about = status if status is not None else MPI.Status()
             message = Raw.Improbe(self, source, tag, about)
             if message is None:
-                message = yield from self._awaited(call, source, tag, about)
+                message = yield from self.awaited(call, source, tag, about)
             data = bytearray(about.Get_count(MPI.BYTE))
             call.posted = True
             call.moves(data)

@@ -193,12 +193,14 @@ class Batch:
         # On a GPU it takes longer to fill gaps between few arrays than alignment saves.
         line = _LINE if not device else ALIGNED if self.in_one_copy else 1
         step = max(1, line // reduction.dtype.itemsize) if len(where) > 1 else 1
-        self.spans: list[tuple[int, int]] = []
+        self.spans: list[tuple[int, int, int]] = []
+        """Where each array begins and ends, and where the next one begins."""
         self.size = 0
         for shape in shapes:
             end = self.size + math.prod(shape)
-            self.spans.append((self.size, end))
-            self.size = -(-end // step) * step
+            after = -(-end // step) * step
+            self.spans.append((self.size, end, after))
+            self.size = after
         # Not on a GPU, where a look would wait for its work.
         self.is_looked_at = not device and is_looked_at(
             own, reduction.op, self.dtype, self.size * self.dtype.itemsize
@@ -212,12 +214,11 @@ class Batch:
     def parts(self, flat: Array) -> list[Array]:
         return [
             flat[start:end] if len(shape) == 1 else flat[start:end].reshape(shape)
-            for (start, end), shape in zip(self.spans, self.shapes, strict=True)
+            for (start, end, _), shape in zip(self.spans, self.shapes, strict=True)
         ]
 
     def fill(self, flat: Array, parts: list[Array], sources: Sequence[Array]) -> None:
-        ends = [start for start, _ in self.spans[1:]] + [self.size]
-        for part, source, (_, end), after in zip(parts, sources, self.spans, ends, strict=True):
+        for part, source, (_, end, after) in zip(parts, sources, self.spans, strict=True):
             self.staging.staged(source, part)
             if end < after:
                 # The gaps between the arrays are reduced too.
@@ -226,13 +227,12 @@ class Batch:
     def fill_in_one_copy(self, flat: Array, sources: Sequence[Array]) -> None:
         """As `fill`, for many arrays on a GPU, with one kernel."""
         if not self._gaps:
-            ends = [start for start, _ in self.spans[1:]] + [self.size]
-            sizes = [after - end for (_, end), after in zip(self.spans, ends, strict=True)]
+            sizes = [after - end for _, end, after in self.spans]
             # For all calls: they are only read, by copies in one stream, which writes them first.
             zeros = np.zeros_like(flat, shape=(max(sizes),))
             self._gaps = [zeros[:size] for size in sizes]
         pieces: list[Any] = []
-        for source, (start, end), gap in zip(sources, self.spans, self._gaps, strict=True):
+        for source, (start, end, _), gap in zip(sources, self.spans, self._gaps, strict=True):
             if start < end:
                 pieces.append(source if len(source.shape) == 1 else source.reshape(-1))
             if gap.size:
@@ -478,10 +478,8 @@ def allreduce(
         key = op._value_, array.dtype, array.shape, prescale_factor, postscale_factor
         try:
             plan: ReductionPlan | None = group.plans.get(key)
-        except TypeError:  # an array, which cannot be a part of a key
-            factors = _factor("allreduce", prescale_factor), _factor("allreduce", postscale_factor)
-            key = (key[0], key[1], key[2], *factors)
-            plan = group.plans.get(key)
+        except TypeError:  # a factor is an array, which cannot be a part of a key
+            plan = None
         if plan is None:
             array, plan = _plan_of_one(group, key, op, array)
         call = Call(group.agreement, plan.packed, name, plan.nbytes)

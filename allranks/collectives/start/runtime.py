@@ -111,9 +111,9 @@ def begin(
 
 
 def announce() -> None:
-    """Sets the environment variables by which libraries find the ranks."""
-    if (rendezvous := world.current().rendezvous) is not None:
-        rendezvous.announce()
+    """Lets other libraries in this process find the ranks."""
+    for one in world.current().announcements:
+        one.announce()
 
 
 def _register(process_sets: Sequence[ProcessSet | Sequence[int] | MPI.Comm]) -> None:

@@ -16,20 +16,19 @@ import sys
 import threading
 from bisect import bisect
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from functools import wraps
 from itertools import accumulate
 from time import perf_counter
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from allranks import launched
+from allranks import announcements, launched
 from allranks.collectives import world
 from allranks.collectives.calls.rank_state import Board, interrupt_pipe
 from allranks.collectives.calls.watch import LineReporter
 from allranks.collectives.host import memory
 from allranks.collectives.host.memory import Window
-from allranks.collectives.start.rendezvous import Rendezvous
 from allranks.collectives.world.world import ALONE, World, group_nbytes
 from allranks.errors import MissingDependency, UsageError
 from allranks.post_import import PostImportHook
@@ -125,7 +124,7 @@ class WorldParts(NamedTuple):
     layout: HostLayout
     pristine: MPI.Intracomm
     user: MPI.Intracomm
-    rendezvous: Rendezvous
+    announcements: tuple[announcements.Announcement, ...]
     offset_seconds: float
     links: HostLinks | None
     """Connections between hosts; None if all ranks share memory."""
@@ -135,22 +134,17 @@ def make_parts(base: MPI.Intracomm) -> WorldParts:
     """Collective over all ranks of ``base``."""
     node = of_host(base)
     with revoked_by_errors(node):
-        parts = _make_parts(base, node)
+        layout = find_hosts(base, node)
+        pristine, user = base.Dup(), base.Dup()
+        announced, offset, links = announcements.prepare(base, layout.hosts), 0.0, None
+        if len(set(layout.hosts)) > 1:
+            offset = clock_offset(base, node, layout.leaders)
+        if any(layout.shares):
+            from allranks.collectives.mpi.host_connections import connect_hosts
+
+            links = connect_hosts(base.Get_rank(), layout.shares, base)
     node.Free()
-    return parts
-
-
-def _make_parts(base: MPI.Intracomm, node: MPI.Intracomm) -> WorldParts:
-    layout = find_hosts(base, node)
-    pristine, user = base.Dup(), base.Dup()
-    rendezvous, offset, links = Rendezvous(base, layout.hosts), 0.0, None
-    if len(set(layout.hosts)) > 1:
-        offset = clock_offset(base, node, layout.leaders)
-    if any(layout.shares):
-        from allranks.collectives.mpi.host_connections import connect_hosts
-
-        links = connect_hosts(base.Get_rank(), layout.shares, base)
-    return WorldParts(layout, pristine, user, rendezvous, offset, links)
+    return WorldParts(layout, pristine, user, announced, offset, links)
 
 
 def start(comm: MPI.Intracomm | Sequence[int] | None) -> World:
@@ -188,7 +182,7 @@ def new_world(rank: int, parts: WorldParts) -> World:
     world.nudge = world.mpi.nudge
     world.open(0, everybody, layout.block, now=False)
     world.open(ALONE, (rank,), None, now=False)
-    world.rendezvous = parts.rendezvous
+    world.announcements = parts.announcements
     world.offset_seconds = parts.offset_seconds
     if parts.links is not None:
         parts.links.start(world)
@@ -367,7 +361,9 @@ def inside(part: World) -> Iterator[None]:
     world.set_process(part)
     guard_mpi4py(part)
     try:
-        with part.rendezvous.held() if part.rendezvous is not None else nullcontext():
+        with ExitStack() as held:
+            for one in part.announcements:
+                held.enter_context(one.held())
             yield
     finally:
         # Process sets registered within end here. Their NCCL communicators do not: other ranks of

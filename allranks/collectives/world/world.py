@@ -177,8 +177,8 @@ class World(RankState):
         self.gpu: Device | None = None
         """This rank's GPU; None before the first array on a GPU."""
         self.mpi: Epochs | None = None
-        self.rendezvous: Any = None
-        """The variables by which libraries find the ranks: `Rendezvous`, or None."""
+        self.announcements: tuple[Any, ...] = ()
+        """By these libraries find the ranks: `Announcement` of `allranks/announcements.py`."""
         self.variable_store: Any = None
         """The `VariableStore` (`ops/keeping.py`); None where `keep` is not possible."""
         self.groups: dict[int, Group] = {}
@@ -575,12 +575,8 @@ class World(RankState):
         """The rest of a call that is queued on the GPU."""
         if self.gpu is not None and call.queued:
             yield from self.gpu.until_ended(call)
-        call.stage += 1
-        # As `NcclTransport.confirm`: the end of the work proves nothing if a member has left it.
-        while call.transport == "nccl" and any(
-            self.has_left(rank, self.epoch) for rank in call.unfinished()
-        ):
-            yield call
+        if call.transport == "nccl":  # as `NcclTransport.confirm`
+            yield from self.while_one_has_left(call, self.epoch)
 
     def settle(self) -> None:
         """Waits until the GPU has ended all queued calls; raises why one of them never will."""
@@ -863,7 +859,7 @@ class scope:
         this.enter(name, ranks, number)
 
     @staticmethod
-    def leave(reason: str = "", failed: bool = False, where: str | None = None) -> None:
+    def leave(reason: str = "", failed: bool = False, where: str = "") -> None:
         """This rank's cell has ended; ranks that wait for it raise `RankLeft`.
 
         Args:
@@ -871,7 +867,7 @@ class scope:
             failed: whether it raised.
             where: the file and line at which it raised, as ``file:7``.
         """
-        current().leave(reason, failed, where or "")
+        current().leave(reason, failed, where)
 
     @staticmethod
     def fail(number: int, reason: str) -> None:

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from allranks.collectives import world as worlds
-from allranks.collectives.start.runtime import begin, finish_at_exit
+from allranks.collectives.start.runtime import announce, begin, finish_at_exit
 from allranks.collectives.start.under_mpi import (
     HostLayout,
     WorldParts,
@@ -118,10 +118,10 @@ def _take_over(
     this.open(0, tuple(range(this.size)), layout.block, now=False)
     for number, (ranks, part) in shared.items():
         this.open(number, ranks, part)
-    if this.rendezvous is not None:
-        this.rendezvous.withdraw()
-    this.rendezvous = parts.rendezvous
-    parts.rendezvous.announce()
+    for one in this.announcements:
+        one.withdraw()
+    this.announcements = parts.announcements
+    announce()
     this.died.clear()
     this.renewed(info.epoch)
 
@@ -155,7 +155,7 @@ def _begin_as(rank: int, parts: WorldParts, info: ReplacementInfo, shared: SetMe
     for number, (ranks, part) in shared.items():
         this.open(number, ranks, part)
     worlds.set_process(this)
-    parts.rendezvous.announce()
+    announce()
     finish_at_exit(this)
     this.begin()
     this.renewed(info.epoch)

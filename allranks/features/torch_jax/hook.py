@@ -14,10 +14,10 @@ from typing import Any
 
 from allranks.collectives import world as worlds
 from allranks.collectives.calls.specs import Spec
-from allranks.collectives.start.rendezvous import torch_group_keys
 from allranks.errors import UsageError
 from allranks.features.torch_jax import calls, stores
 from allranks.features.torch_jax.choice import is_wanted
+from allranks.rendezvous import torch_group_keys
 
 #: The module of ``torch.compile`` that lists what is not traced.
 COMPILER = "torch._dynamo.trace_rules"

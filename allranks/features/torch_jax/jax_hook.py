@@ -12,9 +12,9 @@ from functools import wraps
 from types import ModuleType
 from typing import Any
 
+from allranks import rendezvous
 from allranks.collectives import world
 from allranks.collectives.calls.specs import Spec
-from allranks.collectives.start import rendezvous
 from allranks.errors import UsageError
 from allranks.features.torch_jax import calls
 

@@ -17,10 +17,10 @@ from typing import Any, TypeVar
 
 import psutil
 
+from allranks import rendezvous
 from allranks.collectives import world
 from allranks.collectives.calls import rank_state as fields
 from allranks.collectives.calls.call import Pause
-from allranks.collectives.start import rendezvous
 from allranks.engine.exceptions import traceback_of
 from allranks.errors import RankLeft
 from allranks.records.ranks import BETWEEN, RUNNING, Activity, label

@@ -18,10 +18,10 @@ from time import perf_counter
 from types import FrameType
 from typing import Any
 
+from allranks import rendezvous
 from allranks.collectives import world
 from allranks.collectives.calls import frames
 from allranks.collectives.calls.call import Pause
-from allranks.collectives.start import rendezvous
 from allranks.engine.exceptions import is_a, text_of, traceback_of
 from allranks.engine.interrupts import MAIN_THREAD
 from allranks.engine.wire import give_up

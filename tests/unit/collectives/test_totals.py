@@ -1,6 +1,7 @@
 """Sums of collective calls: what is counted, what it says of waiting, and that it is bounded."""
 
 from dataclasses import astuple, replace
+from types import SimpleNamespace
 
 import pytest
 
@@ -18,7 +19,7 @@ def call(name: str, arrived: float, last: float, ended: float, last_rank: int = 
 @pytest.fixture
 def counted():
     """A recorder that notes whole records, and what counts them."""
-    journal = Journal()
+    journal = Journal(SimpleNamespace(offset_seconds=0.0))
     totals = [Totals(journal)]
 
     def note(*calls: CallRecord) -> list[CallTotals]:
@@ -64,7 +65,7 @@ def test_too_many_kinds_are_summed_under_one_name(counted):
 
 
 def test_what_has_been_counted_stays_among_the_records():
-    journal = Journal()
+    journal = Journal(SimpleNamespace(offset_seconds=0.0))
     totals = Totals(journal)
     for name in ("a", "b"):
         journal.fresh.append(call(name, 0, 0, 1))

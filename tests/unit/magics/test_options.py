@@ -121,7 +121,7 @@ def test_what_is_offered_for_a_line(line, word, offered):
 
 @pytest.mark.parametrize("names", [5, [5], ["wave", None], "a-b"])
 def test_what_names_no_module_is_refused(names):
-    with pytest.raises(UsageError, match=r"^expected names of modules, found .*--preload tensor"):
+    with pytest.raises(UsageError, match=r"^expected names of modules, found .*--preload pandas"):
         check_preload(names)
 
 

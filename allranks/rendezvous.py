@@ -1,6 +1,7 @@
 """How torch, JAX and other libraries find the ranks: by variables of the environment.
 
-This is no feature, because scripts under mpiexec need it as well, and load no features.
+Runs in every rank, also in scripts under mpiexec, which load no features: `allranks.announcements`
+lists it. The feature `torch_jax` adds to it in notebooks.
 """
 
 from __future__ import annotations
