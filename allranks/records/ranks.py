@@ -81,7 +81,7 @@ def label(ranks: Iterable[int], noun: str = "rank") -> str:
     return f"{noun}{'s' if len(listed) != 1 else ''} {compact(listed)}"
 
 
-class State(NamedTuple):
+class ActivityState(NamedTuple):
     """A state of a rank, and what readers ask of it: it crosses the wire with these properties.
 
     A feature defines its own where the rank enters it. A reader needs no list of the states.
@@ -109,7 +109,7 @@ class Activity(NamedTuple):
     that it waits for in a call; then ``text`` is the call.
     """
 
-    state: State
+    state: ActivityState
     text: str = ""
     waits_for: str = ""
 
@@ -117,7 +117,7 @@ class Activity(NamedTuple):
     def read(cls, sent: Sequence[Any]) -> Activity:
         """Returns what arrived as lists; raises TypeError or ValueError if it has another form."""
         state, text, waits_for = sent
-        found = cls(State(*state), text, waits_for)
+        found = cls(ActivityState(*state), text, waits_for)
         if not all(isinstance(one, str) for one in (*found.state[:3], text, waits_for)):
             raise TypeError(f"what a rank does has another form: {sent!r:.60}")
         return found
@@ -140,7 +140,7 @@ def counted(doing: Mapping[int, Activity], count_all: bool = True) -> list[str]:
     failed``. Those that go on come first, then the largest groups. Without ``count_all``, ranks
     that all do the same are not counted.
     """
-    groups: dict[tuple[State, str], list[int]] = {}
+    groups: dict[tuple[ActivityState, str], list[int]] = {}
     for rank, one in doing.items():
         groups.setdefault((one.state, one.waits_for), []).append(rank)
     if len(groups) == 1 and not count_all:
@@ -150,30 +150,32 @@ def counted(doing: Mapping[int, Activity], count_all: bool = True) -> list[str]:
     return [_group_text(*key, groups[key]) for key in order]
 
 
-def _group_text(state: State, whom: str, ranks: list[int]) -> str:
+def _group_text(state: ActivityState, whom: str, ranks: list[int]) -> str:
     if whom:
         return f"{len(ranks)} {'waits' if len(ranks) == 1 else 'wait'} for {whom}"
     return f"{label(ranks) if state.is_named else len(ranks)} {state.word}"
 
 
-WAITS = State("waiting", "◷", is_busy=True, waits=True)
-BETWEEN = State("between two cells", is_busy=True)
-RUNNING = Activity(State("running", "▶", is_busy=True))
-IDLE = Activity(State("idle", "·", "well"))
+WAITS = ActivityState("waiting", "◷", is_busy=True, waits=True)
+BETWEEN = ActivityState("between two cells", is_busy=True)
+RUNNING = Activity(ActivityState("running", "▶", is_busy=True))
+IDLE = Activity(ActivityState("idle", "·", "well"))
 _GO_ON = RUNNING.state, IDLE.state
 #: What a rank does between two cells, once it has ended its own work.
 MEETS = Activity(WAITS, "waiting for the other ranks")
 #: What the notebook knows of ranks that do not answer. One that computes in C does not either.
-SILENT = Activity(State("silent", "", "bad", is_busy=True, is_named=True))
-STOPPED, DEAD = (Activity(State(word, "", "bad", is_named=True)) for word in ("stopped", "dead"))
+SILENT = Activity(ActivityState("silent", "", "bad", is_busy=True, is_named=True))
+STOPPED, DEAD = (
+    Activity(ActivityState(word, "", "bad", is_named=True)) for word in ("stopped", "dead")
+)
 #: What a rank does that has left a cell, by the status of `allranks.cluster.state.Left`.
 ENDINGS = {
-    "ok": Activity(State("finished", "✓", "well")),
-    "error": Activity(State("failed", "✗", "bad", is_named=True)),
-    "waiting": Activity(State("waited", "◷"), "waited for a rank that failed"),
-    "interrupted": Activity(State("interrupted", "■", is_named=True)),
-    "lost": Activity(State("lost", "✝", "bad", is_named=True)),
-    "replaced": Activity(State("replaced", "↻", is_named=True)),
+    "ok": Activity(ActivityState("finished", "✓", "well")),
+    "error": Activity(ActivityState("failed", "✗", "bad", is_named=True)),
+    "waiting": Activity(ActivityState("waited", "◷"), "waited for a rank that failed"),
+    "interrupted": Activity(ActivityState("interrupted", "■", is_named=True)),
+    "lost": Activity(ActivityState("lost", "✝", "bad", is_named=True)),
+    "replaced": Activity(ActivityState("replaced", "↻", is_named=True)),
 }
 
 

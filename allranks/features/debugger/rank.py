@@ -20,7 +20,7 @@ from allranks.engine.features import RankContext, RankFeature
 from allranks.engine.interrupts import MAIN_THREAD
 from allranks.errors import RankLeft
 from allranks.features.debugger.records import WAITING, Dap, DebugMessage, DebugSource
-from allranks.records.ranks import Activity, State
+from allranks.records.ranks import Activity, ActivityState
 from allranks.records.wire import Record, RunCell
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ _IN_ORDER = {
     *("setBreakpoints", "setExceptionBreakpoints"),
 }
 PAUSED = Activity(
-    State("paused", "‖", is_busy=True, waits=True, asks=True, is_named=True),
+    ActivityState("paused", "‖", is_busy=True, waits=True, asks=True, is_named=True),
     "paused in the debugger",
 )
 #: Loading debugpy takes seconds, on a busy machine more.

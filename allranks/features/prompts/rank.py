@@ -25,12 +25,14 @@ from allranks.collectives.calls.sites import CELLS, shown_name
 from allranks.engine.cell import in_rank
 from allranks.engine.features import RankContext, RankFeature
 from allranks.errors import UsageError
-from allranks.records.ranks import Activity, State
+from allranks.records.ranks import Activity, ActivityState
 from allranks.records.wire import Prompt, Record, Typed
 
 #: How often a waiting cell checks for an interrupt.
 _POLL_SECONDS = 0.05
-ASKS = Activity(State("waiting for input", "◷", is_busy=True, waits=True, asks=True, is_named=True))
+ASKS = Activity(
+    ActivityState("waiting for input", "◷", is_busy=True, waits=True, asks=True, is_named=True)
+)
 _FORKED = "a forked process cannot ask for input: call input() in the rank, before the fork."
 _NO_CELL = (
     "input() needs a running cell: found a thread that goes on after it. Call it in the cell."

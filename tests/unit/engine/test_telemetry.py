@@ -20,7 +20,9 @@ class Rank:
         monkeypatch.setattr(telemetry, "current_line", lambda: "In[1]:2 barrier()")
         monkeypatch.setattr(telemetry.world, "current", lambda: self.current)
         monkeypatch.setattr(telemetry, "importing", str)
-        self.sender = TelemetrySender(1, Metrics(), Journal(), dict)
+        self.sender = TelemetrySender(
+            1, Metrics(), Journal(SimpleNamespace(offset_seconds=0.0)), dict
+        )
 
     def waits_for(self, ranks):
         doing = Activity(WAITS, "barrier", ranks) if ranks else RUNNING
