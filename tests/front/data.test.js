@@ -56,6 +56,28 @@ test("what a reader chooses is told to the kernel until the cell ends", () => {
   assert.equal(model.sent.length, 2);
 });
 
+test("a kernel that ends in a cell ends the panel, which shows no rank as running", () => {
+  const acts = [], connect = (act) => acts.push(act);
+  const model = { ...modelOf(), widget_manager: { kernel: { statusChanged: { connect } } } };
+  const tile = (rank, state) => ({ rank, state, activity: "", waits_for: "2", cpu_percent: 7 });
+  const data = new Data({ ...STATE, elapsed: 6, ranks: [tile(0, "running"), tile(1, "failed"), tile(2, "waiting")] }, model);
+  acts[0](null, "busy");
+  assert.ok(!data.ended);
+  acts[0](null, "restarting");
+  assert.deepEqual([...data.ranks.values()].map(({ state }) => state), ["unseen", "failed", "unseen"]);
+  assert.match(data.title, /^the notebook's kernel ended after 6/);
+  assert.ok(data.ended);
+});
+
+test("a kernel that ends after the cell changes nothing in its panel", () => {
+  const acts = [], connect = (act) => acts.push(act);
+  const model = { ...modelOf(), widget_manager: { kernel: { statusChanged: { connect } } } };
+  const data = new Data(STATE, model);
+  model.tell({ seq: 4, ended: true });
+  acts[0](null, "dead");
+  assert.equal(data.title, "");
+});
+
 test("tiles give way to one line where every rank has finished, and stay where one says more", () => {
   const tile = (rank, state) => ({ rank, state, member: null });
   const data = (...states) => new Data({ ...STATE, ranks: states.map((state, rank) => tile(rank, state)), ended: true });

@@ -1,11 +1,16 @@
 // What the kernel has told so far, kept apart from what draws it: a view may come and go.
 
 import { choose, watch } from "./chosen.js";
+import { formatSeconds } from "./format.js";
 import { Lines } from "./lines.js";
 import { takeStrips } from "./rank_time.js";
 
 /** @typedef {import("./types").Member} Member */
 /** @typedef {import("./types").Series} Series */
+
+// What JupyterLab calls a kernel that runs no cell any more.
+const ENDS = new Set(["restarting", "autorestarting", "terminating", "dead"]);
+const IN_THE_CELL = new Set(["running", "waiting", "waited"]);
 
 export class Data {
   /** @type {Map<number, Member>} */
@@ -59,6 +64,7 @@ export class Data {
     if (!model) return;
     watch(model);
     model.on("msg:custom", (message, buffers) => this.take(message, buffers));
+    model.widget_manager?.kernel?.statusChanged?.connect((_, status) => { if (ENDS.has(status)) this.lose(); });
     this.greet();
   }
 
@@ -155,6 +161,19 @@ export class Data {
   end() {
     this.ended = true;
     this.model = null;
+  }
+
+  // The kernel has ended in the cell: no more comes, and what the ranks do now is not known.
+  lose() {
+    if (this.ended) return;
+    this.elapsed = (Date.now() - this.began) / 1000;
+    this.title = `the notebook's kernel ended after ${formatSeconds(this.elapsed)}; below is what came before`;
+    for (const [rank, tile] of this.ranks) {
+      if (!IN_THE_CELL.has(tile.state)) continue;
+      this.ranks.set(rank, { ...tile, state: "unseen", activity: "last seen", waits_for: "", cpu_percent: -1 });
+    }
+    this.end();
+    this.changed();
   }
 
   /** @param {import("./types").SeriesHead[]} heads @param {DataView | null | undefined} points */
