@@ -92,6 +92,18 @@ test("tiles give way to one line where every rank has finished, and stay where o
   assert.equal(chosen.tilesShown, true);
 });
 
+test("the line about the last rank keeps its place until the cell ends", () => {
+  const model = modelOf(), data = new Data(STATE, model);
+  const timings = (straggler) => ({ ranks: [], calls: [], straggler });
+  model.tell({ seq: 4, timings: timings("") });
+  assert.ok(!data.placeOfStraggler);
+  model.tell({ seq: 5, timings: timings("rank 1 came last") });
+  model.tell({ seq: 6, timings: timings("") });
+  assert.ok(data.placeOfStraggler);
+  model.tell({ seq: 7, ended: true });
+  assert.ok(!data.placeOfStraggler);
+});
+
 test("the logs hold which lines are standard error", () => {
   const model = modelOf(), data = new Data(STATE, model);
   const text = new TextEncoder().encode("out\nerr\n");

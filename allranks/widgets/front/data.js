@@ -47,6 +47,7 @@ export class Data {
   ended = false;
   watched = false;
   withLogs = false;
+  straggled = false;
   /** @type {{ text: string, title: string }[]} */
   buttons = [];
   noted = "";
@@ -102,6 +103,7 @@ export class Data {
     this.ranks = new Map();
     this.series = new Map();
     this.timings = null;
+    this.straggled = false;
     this.strips = new Map();
     this.stripsAt = 0;
     this.memory = "";
@@ -135,7 +137,10 @@ export class Data {
     if (message.withLogs !== undefined) this.withLogs = message.withLogs;
     for (const tile of message.ranks ?? []) this.ranks.set(tile.rank, tile);
     if (message.said !== undefined) this.said = message.said;
-    if (message.timings) this.timings = message.timings;
+    if (message.timings) {
+      this.timings = message.timings;
+      this.straggled ||= Boolean(message.timings.straggler);
+    }
     if (message.strips) {
       takeStrips(this.strips, message.strips);
       this.stripsAt++;
@@ -232,6 +237,9 @@ export class Data {
   get finished() {
     return this.ended && [...this.ranks.values()].every(({ state }) => state === "finished" || state === "idle");
   }
+
+  // The line about the last rank may come and go with each message: while the cell runs, it keeps its place.
+  get placeOfStraggler() { return this.straggled && !this.ended; }
 
   get tilesShown() { return this.settings.tiles ?? !this.finished; }
 
