@@ -48,6 +48,7 @@ export class Data {
   watched = false;
   withLogs = false;
   straggled = false;
+  leaveKernel = () => {};
   /** @type {{ text: string, title: string }[]} */
   buttons = [];
   noted = "";
@@ -65,7 +66,12 @@ export class Data {
     if (!model) return;
     watch(model);
     model.on("msg:custom", (message, buffers) => this.take(message, buffers));
-    model.widget_manager?.kernel?.statusChanged?.connect((_, status) => { if (ENDS.has(status)) this.lose(); });
+    const changed = model.widget_manager?.kernel?.statusChanged;
+    /** @param {unknown} _ @param {string} status */
+    const look = (_, status) => { if (ENDS.has(status)) this.lose(); };
+    changed?.connect(look);
+    // The kernel outlives the cell: it would keep all its curves and logs in memory.
+    this.leaveKernel = () => changed?.disconnect(look);
     this.greet();
   }
 
@@ -166,6 +172,7 @@ export class Data {
   end() {
     this.ended = true;
     this.model = null;
+    this.leaveKernel();
   }
 
   // The kernel has ended in the cell: no more comes, and what the ranks do now is not known.

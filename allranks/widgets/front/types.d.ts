@@ -165,9 +165,14 @@ export interface KeptState extends Omit<State, "curves" | "logs"> {
 
 /** Jupyter's side of a widget, as far as a page has it: its classes have no types here. */
 /** JupyterLab's. */
+export interface StatusSignal {
+  connect(act: (kernel: unknown, status: string) => void): void;
+  disconnect(act: (kernel: unknown, status: string) => void): void;
+}
+
 export interface Kernel {
   interrupt?: () => void;
-  statusChanged?: { connect(act: (kernel: Kernel, status: string) => void): void };
+  statusChanged?: StatusSignal;
 }
 
 export interface Model {
