@@ -231,6 +231,8 @@ _OTHERS_SECONDS = 1.0
 #: For the other ends, after the first death is known.
 _KNOWN_SECONDS = 0.2
 _TAIL_LINES = 12
+#: The signals with which launchers end processes.
+_OF_LAUNCHERS = (signal.SIGKILL, signal.SIGTERM)
 _CRASH = "Fatal Python error: "
 #: A frame of a cell in the stack that Python writes when it crashes.
 IN_CELL = re.compile(rf'(?m)^  File "(?:In\[\d+\]|{FILE_OF_CELL})", line (\d+) in ')
@@ -389,14 +391,15 @@ def _first_ends(
 ) -> tuple[str, list[int]]:
     """Returns how a rank ended, with those that ended in the same way, and these ranks.
 
-    No kill of the launcher has an exit code.
+    Those that the launcher killed did not.
     """
     how = ending(first.code, first.reason)
     alike = {end.rank for end in ends if end.code == first.code and end.rank >= 0}
-    alike = {first.rank} if first.code < 0 else alike
+    alike = {first.rank} if -first.code in _OF_LAUNCHERS else alike
     if len(alike) == 1:
         hello = hellos[first.rank]
         return f"rank {hello.rank} ({hello.host}, pid {hello.pid}, {hello.device}) {how}", [*alike]
+    how = how.replace("was", "were", 1) if first.code < 0 else how
     return f"{f'all {size} ranks' if len(alike) == size else label(alike)} {how}", [*alike]
 
 

@@ -102,10 +102,11 @@ class DistributedMagics(Magics):
         running = self.session.running
         return running if running is self.by_dist_init else None
 
-    def close(self) -> None:
+    def close(self) -> str:
+        """Undoes what it has changed. Returns a line about ranks that have ended with it."""
         self.toggle.off()
         self._undo.close()
-        self.session.close()
+        return self.session.close()
 
     @cell_magic("distributed")  # type: ignore[arg-type]
     def run_cell(self, line: str, cell: str) -> Coroutine[Any, Any, Any] | None:

@@ -42,7 +42,8 @@ def unload(shell: InteractiveShell) -> None:
         return
     features.unloaded()
     cluster.session = None
-    magics.close()
+    if said := magics.close():
+        print(said)
     if isinstance(shell.user_ns.get(RANKS), RanksProxy):
         del shell.user_ns[RANKS]
     take_away(shell, DistributedMagics)

@@ -196,8 +196,10 @@ class Session:
             return "\n".join(lines)
         return f"No ranks are running. {self._waiting()}".rstrip()
 
-    def close(self) -> None:
-        self.stop()
+    def close(self) -> str:
+        """Ends the ranks. Returns a line about it if any ran."""
+        running, said = self.running, self.stop()
+        return "" if running is None else said
 
 
 def start_text(

@@ -129,6 +129,16 @@ OVER_LAST_VALUES = """tip => {
     const last = tip.closest(".ar-chart").querySelector(".ar-lasts");
     return tip.getBoundingClientRect().top < last.getBoundingClientRect().bottom;
 }"""
+#: Numbers of which only a part can be read: in a table, and above a chart.
+CUT = """panel => {
+    const cells = [...panel.querySelectorAll("td")].filter(
+        one => one.scrollWidth > one.clientWidth + 1);
+    const lasts = [...panel.querySelectorAll(".ar-lasts > span")].filter(one => {
+        const own = one.getBoundingClientRect(), line = one.parentElement.getBoundingClientRect();
+        return own.top < line.bottom - 1 && own.right > line.right + 1;
+    });
+    return [...cells, ...lasts].map(one => one.textContent);
+}"""
 #: What a reader has chosen.
 CHOSEN = """panel => ({
     checked: [...panel.querySelectorAll(".ar-bar input[type=checkbox]")].map(one => one.checked),
@@ -228,6 +238,11 @@ def test_points_arrive_it_shows_where_the_ranks_are_and_interrupt_ends_the_cell(
     expect(lab.output(1)).to_contain_text("KeyboardInterrupt")
     expect(panel(lab)).to_have_count(1)
     expect(button(lab, "Interrupt", exact=True)).to_have_count(0)
+    wide = lab.page.viewport_size
+    lab.page.set_viewport_size({"width": 420, "height": 900})
+    lab.page.wait_for_function("innerWidth === 420")
+    assert panel(lab).evaluate(CUT) == []
+    lab.page.set_viewport_size(wide)
     assert lab.complaints == []
 
 

@@ -152,8 +152,12 @@ def test_from_the_toolbar_to_the_output_of_four_ranks(opened):
     lab.write(3, "%%rank 1\n1")
     expect(marked).to_have_count(len(SOURCES))
     # The mark is beside the number, and not on it.
-    for number in ("1", "12", "123"):
-        assert lab.page.evaluate(ROOM_BESIDE_NUMBER, number) >= 1
+    wide = page.viewport_size
+    for size in (wide, {"width": 700, "height": 900}):
+        page.set_viewport_size(size)
+        for number in ("1", "12", "123"):
+            assert page.evaluate(ROOM_BESIDE_NUMBER, number) >= 1
+    page.set_viewport_size(wide)
     sidebar.get_by_role("button", name="Stop").click()
     page.locator(".jp-Dialog .jp-mod-accept").click()
     expect(page.locator(FIELD)).to_have_text("no ranks")

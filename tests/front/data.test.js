@@ -17,6 +17,13 @@ function modelOf() {
     tell: (message, ...buffers) => heard["msg:custom"](message, buffers), get: () => null };
 }
 
+/** The same in JupyterLab, and what is called when the status of its kernel changes. */
+function modelWithKernel() {
+  const acts = new Set();
+  const statusChanged = { connect: (act) => acts.add(act), disconnect: (act) => acts.delete(act) };
+  return { acts, model: { ...modelOf(), widget_manager: { kernel: { statusChanged } } } };
+}
+
 test("points of each message follow those before; the last one stands apart", () => {
   const model = modelOf(), data = new Data(STATE, model);
   assert.deepEqual(model.sent, [{ kind: "ready" }]);
@@ -56,6 +63,26 @@ test("what a reader chooses is told to the kernel until the cell ends", () => {
   assert.equal(model.sent.length, 2);
 });
 
+test("a kernel that ends in a cell ends the panel, which shows no rank as running", () => {
+  const { acts, model } = modelWithKernel();
+  const tile = (rank, state) => ({ rank, state, activity: "", waits_for: "2", cpu_percent: 7 });
+  const data = new Data({ ...STATE, elapsed: 6, ranks: [tile(0, "running"), tile(1, "failed"), tile(2, "waiting")] }, model);
+  acts.forEach((act) => act(null, "busy"));
+  assert.ok(!data.ended);
+  acts.forEach((act) => act(null, "restarting"));
+  assert.deepEqual([...data.ranks.values()].map(({ state }) => state), ["unseen", "failed", "unseen"]);
+  assert.match(data.title, /^the notebook's kernel ended after 6/);
+  assert.ok(data.ended);
+});
+
+test("a kernel does not keep the panel of a cell that has ended", () => {
+  const { acts, model } = modelWithKernel();
+  new Data(STATE, model);
+  assert.equal(acts.size, 1);
+  model.tell({ seq: 4, ended: true });
+  assert.equal(acts.size, 0);
+});
+
 test("tiles give way to one line where every rank has finished, and stay where one says more", () => {
   const tile = (rank, look) => ({ rank, look, member: null });
   const data = (...looks) => new Data({ ...STATE, ranks: looks.map((look, rank) => tile(rank, look)), ended: true });
@@ -68,6 +95,18 @@ test("tiles give way to one line where every rank has finished, and stay where o
   assert.equal(chosen.tilesShown, false);
   chosen.set({ tiles: true });
   assert.equal(chosen.tilesShown, true);
+});
+
+test("the line about the last rank keeps its place until the cell ends", () => {
+  const model = modelOf(), data = new Data(STATE, model);
+  const timings = (straggler) => ({ ranks: [], calls: [], straggler });
+  model.tell({ seq: 4, timings: timings("") });
+  assert.ok(!data.placeOfStraggler);
+  model.tell({ seq: 5, timings: timings("rank 1 came last") });
+  model.tell({ seq: 6, timings: timings("") });
+  assert.ok(data.placeOfStraggler);
+  model.tell({ seq: 7, ended: true });
+  assert.ok(!data.placeOfStraggler);
 });
 
 test("the logs hold which lines are standard error", () => {

@@ -15,7 +15,7 @@ import pytest
 from allranks.cluster.failures import read_status
 from allranks.engine.telemetry import importing
 from allranks.features.toolbar.groups import rows, summary
-from allranks.records.ranks import RUNNING, WAITS, Activity, State
+from allranks.records.ranks import RUNNING, WAITS, Activity, ActivityState
 from allranks.records.telemetry import CallTotals, Points, Pulse, Timings
 from allranks.records.wire import Answer, Hello, Output, decode, encode
 from allranks.widgets.dashboard.cell_model import CellModel, Imports, Logs, Memory, Tiles
@@ -175,7 +175,7 @@ def test_a_heading_counts_the_ranks_and_says_for_whom_they_wait():
         waits = Activity(WAITS, "barrier()", "rank 1")
         tiles.take(Pulse(rank, 1, waits, "In[1]:2", 1 << 20, 5))
         assert tiles.said() == f"{rank} running, {said}"
-    tiles.take(Pulse(3, 1, Activity(State("asleep")), "In[1]:2", 1 << 20, 5, 0))
+    tiles.take(Pulse(3, 1, Activity(ActivityState("asleep")), "In[1]:2", 1 << 20, 5, 0))
     assert tiles.said() == "2 running, 1 waits for rank 1, 1 asleep"
     for rank in range(4):
         tiles.left(rank, "ok")
@@ -184,7 +184,7 @@ def test_a_heading_counts_the_ranks_and_says_for_whom_they_wait():
 
 def test_a_state_that_only_the_rank_knows_is_shown_alike_everywhere() -> None:
     """As that of a feature that the notebook lacks."""
-    doing = Activity(State("asleep", "☾", "bad", is_named=True), "asleep in a cave")
+    doing = Activity(ActivityState("asleep", "☾", "bad", is_named=True), "asleep in a cave")
     pulse, _ = decode(encode(Pulse(1, 1, doing, "In[1]:2", 1 << 20, 5)))
     answer, _ = decode(encode(Answer(1, 1, {"doing": doing, "rss_nbytes": 0, "line": ""}, "")))
     assert isinstance(pulse, Pulse)

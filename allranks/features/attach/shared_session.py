@@ -85,11 +85,14 @@ class SharedSession(Session):
         self.forget_shared()
         return super().stop()
 
-    def close(self) -> None:
+    def close(self) -> str:
+        """Ends the ranks, or leaves those of another notebook. Returns a line about it."""
+        here = self.running is not None or self.joined is not None
         try:
-            self.stop()
+            said = self.stop()
         except UsageError:  # another notebook has the ranks: they stay
-            self._leave()
+            said = self._leave()
+        return said if here else ""
 
     def where(self) -> str:
         if self.joined is None:

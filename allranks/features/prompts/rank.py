@@ -12,7 +12,7 @@ import pdb
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from queue import Empty, SimpleQueue
 from traceback import walk_stack
 from typing import Any
@@ -119,9 +119,12 @@ class RankPrompts(RankFeature):
                     Prompt(rank.rank, cell, self._number, prompt, hidden, goes_on, presses > 0)
                 )
                 while typed is None or typed.number != self._number:
-                    with suppress(Empty):
+                    # Not `suppress`: an interrupt in its steps would have `Empty` as its context.
+                    try:
                         typed = self._typed.get(timeout=_POLL_SECONDS)
                         continue
+                    except Empty:
+                        typed = None
                     if rank.interrupts.count != presses:
                         raise KeyboardInterrupt
                     if rank.cell() != cell:

@@ -1,11 +1,16 @@
 // What the kernel has told so far, kept apart from what draws it: a view may come and go.
 
 import { choose, watch } from "./chosen.js";
+import { formatSeconds } from "./format.js";
 import { Lines } from "./lines.js";
 import { takeStrips } from "./rank_time.js";
 
 /** @typedef {import("./types").Member} Member */
 /** @typedef {import("./types").Series} Series */
+
+// What JupyterLab calls a kernel that runs no cell any more.
+const ENDS = new Set(["restarting", "autorestarting", "terminating", "dead"]);
+const IN_THE_CELL = new Set(["running", "waiting", "waited"]);
 
 export class Data {
   /** @type {Map<number, Member>} */
@@ -42,6 +47,8 @@ export class Data {
   ended = false;
   watched = false;
   withLogs = false;
+  straggled = false;
+  leaveKernel = () => {};
   /** @type {{ text: string, title: string }[]} */
   buttons = [];
   noted = "";
@@ -59,6 +66,12 @@ export class Data {
     if (!model) return;
     watch(model);
     model.on("msg:custom", (message, buffers) => this.take(message, buffers));
+    const changed = model.widget_manager?.kernel?.statusChanged;
+    /** @param {unknown} _ @param {string} status */
+    const look = (_, status) => { if (ENDS.has(status)) this.lose(); };
+    changed?.connect(look);
+    // The kernel outlives the cell: it would keep all its curves and logs in memory.
+    this.leaveKernel = () => changed?.disconnect(look);
     this.greet();
   }
 
@@ -96,6 +109,7 @@ export class Data {
     this.ranks = new Map();
     this.series = new Map();
     this.timings = null;
+    this.straggled = false;
     this.strips = new Map();
     this.stripsAt = 0;
     this.memory = "";
@@ -129,7 +143,10 @@ export class Data {
     if (message.withLogs !== undefined) this.withLogs = message.withLogs;
     for (const tile of message.ranks ?? []) this.ranks.set(tile.rank, tile);
     if (message.said !== undefined) this.said = message.said;
-    if (message.timings) this.timings = message.timings;
+    if (message.timings) {
+      this.timings = message.timings;
+      this.straggled ||= Boolean(message.timings.straggler);
+    }
     if (message.strips) {
       takeStrips(this.strips, message.strips);
       this.stripsAt++;
@@ -155,6 +172,20 @@ export class Data {
   end() {
     this.ended = true;
     this.model = null;
+    this.leaveKernel();
+  }
+
+  // The kernel has ended in the cell: no more comes, and what the ranks do now is not known.
+  lose() {
+    if (this.ended) return;
+    this.elapsed = (Date.now() - this.began) / 1000;
+    this.title = `the notebook's kernel ended after ${formatSeconds(this.elapsed)}; below is what came before`;
+    for (const [rank, tile] of this.ranks) {
+      if (!IN_THE_CELL.has(tile.state)) continue;
+      this.ranks.set(rank, { ...tile, state: "unseen", activity: "last seen", waits_for: "", cpu_percent: -1 });
+    }
+    this.end();
+    this.changed();
   }
 
   /** @param {import("./types").SeriesHead[]} heads @param {DataView | null | undefined} points */
@@ -213,6 +244,9 @@ export class Data {
   get finished() {
     return this.ended && [...this.ranks.values()].every(({ look }) => look === "well");
   }
+
+  // The line about the last rank may come and go with each message: while the cell runs, it keeps its place.
+  get placeOfStraggler() { return this.straggled && !this.ended; }
 
   get tilesShown() { return this.settings.tiles ?? !this.finished; }
 

@@ -38,7 +38,8 @@ export class TimingsPanel {
   get filled() { return Boolean(this.data.timings); }
 
   draw() {
-    const { timings, selected } = this.data;
+    const { timings, selected, placeOfStraggler } = this.data;
+    this.straggler.classList.toggle("ar-placed", placeOfStraggler);
     const seconds = Number(this.data.seconds.toPrecision(3));
     if (!timings || (timings === this.drawn && selected === this.chosen && seconds === this.seconds)) return;
     this.seconds = seconds;

@@ -166,11 +166,22 @@ export interface KeptState extends Omit<State, "curves" | "logs"> {
 }
 
 /** Jupyter's side of a widget, as far as a page has it: its classes have no types here. */
+/** JupyterLab's. */
+export interface StatusSignal {
+  connect(act: (kernel: unknown, status: string) => void): void;
+  disconnect(act: (kernel: unknown, status: string) => void): void;
+}
+
+export interface Kernel {
+  interrupt?: () => void;
+  statusChanged?: StatusSignal;
+}
+
 export interface Model {
   get(name: string): any;
   on(name: string, act: (message: any, buffers: DataView[]) => void): void;
   send(message: object): void;
-  widget_manager?: { context?: any; kernel?: { interrupt?: () => void } };
+  widget_manager?: { context?: any; kernel?: Kernel };
 }
 
 export interface Line { xs: number[]; ys: number[] }

@@ -115,10 +115,12 @@ def test_the_rank_that_died_of_itself_is_the_culprit():
     [
         ((3, 3, 3), "all 3 ranks ended with exit code 3, and the variables of all 3 ranks"),
         ((-9, 3, 3), "ranks 1–2 ended with exit code 3; rank 0 was killed with them, and"),
+        ((-11, -11, -11), "all 3 ranks were killed by signal 11 (SIGSEGV), and the variables of"),
+        ((-9, -11, -11), "ranks 1–2 were killed by signal 11 (SIGSEGV); rank 0 was killed with"),
         ((-9, -9, -11), "rank 2 (host, pid 12, cpu) was killed by signal 11 (SIGSEGV); ranks 0–1"),
     ],
 )
-def test_ranks_that_ended_with_the_same_exit_code_were_not_killed_with_the_first(codes, said):
+def test_ranks_that_ended_in_the_same_way_were_not_killed_with_the_first(codes, said):
     hellos = {r: Hello(r, 3, r, 3, "host", 10 + r, "cpu", "e", "mpi", "/l/x.log") for r in range(3)}
     ends = [ProcessExit(rank, code, by_launcher=rank < 2) for rank, code in enumerate(codes)]
     assert loss_text(ends, hellos, "", size=3, shown=True).startswith(said)

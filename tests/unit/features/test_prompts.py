@@ -13,10 +13,20 @@ from allranks.records.wire import Typed
 from tests.unit.interrupts import HEARD, pressed_at
 
 
-def test_a_prompt_gets_its_answer_wherever_an_earlier_one_was_interrupted(monkeypatch):
+@pytest.fixture
+def found(monkeypatch):
     monkeypatch.setattr(prompts, "in_rank", lambda: True)
     monkeypatch.setattr(prompts.scope, "asks", lambda *_: None)
     found = prompts.FEATURE()
+    wire = SimpleNamespace(send_output=lambda: None, send=lambda prompt: None)
+    found._rank = SimpleNamespace(
+        rank=0, cell=lambda: 1, interrupts=SimpleNamespace(count=0), wire=wire
+    )
+    return found
+
+
+def test_a_prompt_gets_its_answer_wherever_an_earlier_one_was_interrupted(found):
+    wire = found._rank.wire
 
     def at_once(prompt):
         typed = Typed(1, prompt.number, f"answer {prompt.number}", "")
@@ -28,10 +38,6 @@ def test_a_prompt_gets_its_answer_wherever_an_earlier_one_was_interrupted(monkey
         receiver.join(60)
         assert not receiver.is_alive(), "an interrupt has left a lock held"
 
-    wire = SimpleNamespace(send_output=lambda: None)
-    found._rank = SimpleNamespace(
-        rank=0, cell=lambda: 1, interrupts=SimpleNamespace(count=0), wire=wire
-    )
     step, goes_on = 1, True
     while goes_on:
         wire.send = at_once
@@ -49,3 +55,21 @@ def test_a_prompt_that_nobody_answers_is_a_line_of_its_own(monkeypatch, capsys):
     assert capsys.readouterr().out == "ipdb> \n"
     with pytest.raises(EOFError):
         field.typed()
+
+
+def test_the_traceback_of_an_interrupted_prompt_does_not_show_its_wait(found, monkeypatch):
+    monkeypatch.setattr(prompts, "_POLL_SECONDS", 0)
+    monkeypatch.setattr(prompts, "walk_stack", lambda frame: [])
+    contexts = []
+
+    def asks():
+        try:
+            found.input("never answered")
+        except KeyboardInterrupt as pressed:
+            contexts.append(pressed.__context__)
+            raise
+
+    for step in range(1, 60):
+        pressed_at(step, asks, events=HEARD)
+    assert contexts
+    assert set(contexts) == {None}

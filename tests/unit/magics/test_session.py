@@ -13,6 +13,7 @@ from allranks.cluster.features import NotebookHooks
 from allranks.cluster.options import ClusterOptions
 from allranks.cluster.state import ClusterState
 from allranks.errors import UsageError
+from allranks.magics.extension import load, loaded, unload
 from allranks.magics.session import RanksProxy, Session, short_interrupts
 from allranks.magics.shell import EveryCell
 from allranks.records.wire import Hello
@@ -37,6 +38,22 @@ class StartedCluster:
 
     def start(self, _): ...
     def stop(self): ...
+
+
+def test_the_line_about_the_end_of_the_extension_is_there_only_if_ranks_ran(monkeypatch):
+    monkeypatch.setattr("allranks.magics.session.Cluster", StartedCluster)
+    session = Session(NotebookHooks(()))
+    session.cluster(ClusterOptions(3))
+    assert session.close() == "The ranks are stopped."
+    assert session.close() == ""
+
+
+def test_the_user_reads_which_ranks_have_ended_with_the_extension(monkeypatch, capsys):
+    shell = InteractiveShell()
+    load(shell)
+    monkeypatch.setattr(loaded(shell), "close", lambda: "The ranks are stopped.")
+    unload(shell)
+    assert capsys.readouterr().out == "The ranks are stopped.\n"
 
 
 def test_after_a_stop_as_many_ranks_start_as_before_and_the_line_says_so(monkeypatch, capsys):

@@ -8,7 +8,7 @@ import pytest
 from allranks.errors import UsageError, WireError
 from allranks.records import config
 from allranks.records.config import HostAgentConfig
-from allranks.records.ranks import RUNNING, Activity, State, compact, label, parse
+from allranks.records.ranks import RUNNING, Activity, ActivityState, compact, label, parse
 from allranks.records.telemetry import CallTotals, Points, Pulse, Strip, Timings
 from allranks.records.wire import (
     Output,
@@ -104,7 +104,7 @@ TELEMETRY = [
     (Timings(3, 1, (ROW,)), []),
     (STRIP, [bytes(6), bytes(4)]),
     (replace(STRIP, steps=()), [b"", b""]),
-    (Pulse(3, 1, Activity(State("asleep")), "", 1, 1), []),
+    (Pulse(3, 1, Activity(ActivityState("asleep")), "", 1, 1), []),
 ]
 OTHER_TELEMETRY = [
     (POINTS, []),
@@ -123,7 +123,7 @@ OTHER_TELEMETRY = [
     (replace(STRIP, steps=(1,)), [bytes(6), bytes(4)]),
     (Pulse(3, 1, RUNNING, "", 10**400, 1), []),
     (Pulse(3, 1, (["running"], ""), "", 1, 1), []),
-    (Pulse(3, 1, Activity(State(5)), "", 1, 1), []),
+    (Pulse(3, 1, Activity(ActivityState(5)), "", 1, 1), []),
     (Pulse(3, 1, "running", "", 1, 1), []),
     (replace(STRIP, seconds=10**400), [bytes(6), bytes(4)]),
 ]
