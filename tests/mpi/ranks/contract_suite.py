@@ -376,6 +376,14 @@ def test_sums_and_products_of_pythons_integers_have_any_size():
             c.allreduce(2**62, c.Sum, transport="mpi")
 
 
+def test_integers_of_python_among_others_are_refused_if_their_result_may_not_fit():
+    assert c.grouped_allreduce([2**40, -1], c.Sum) == [SIZE * 2**40, -SIZE]
+    if SIZE > 1:
+        for op, others in ((c.Sum, [2**62, 1]), (c.Product, [1.0, 2**62])):
+            with pytest.raises(UsageError, match="of several values needs a result of 64 bits"):
+                c.grouped_allreduce(others, op)
+
+
 def test_half_precision_is_scaled_where_it_does_not_overflow(transport):
     for value, before, after in ((60000.0, 2.0, 0.25), (6e-8, 1 / 8, 8.0)):
         options = {"prescale_factor": before, "postscale_factor": after, "transport": transport}
