@@ -322,7 +322,7 @@ def begin_reduction(
     specs = tuple([(source.dtype, source.shape) for source in sources])
     labels = labels or labels_of(arrays)
     exact = factors == (1.0, 1.0) and op in (Sum, Product) and not inputs.device
-    integers = [one for one in arrays if type(one) is int] if exact else []
+    integers = [one for one in arrays if _is_integer(one)] if exact else []
     exact = exact and len(integers) == len(arrays) == 1
     way = group.transports.get(inputs.transport, group.through_host)
     if not (exact and isinstance(way, SharedMemoryTransport)):
@@ -358,6 +358,11 @@ def begin_reduction(
 
     call.steps = steps()
     return inputs.marked(call)
+
+
+def _is_integer(value: Any) -> bool:
+    """Whether it is an integer of Python, also of a class of the program."""
+    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def _check_fits(title: str, op: ReduceOp, value: int, size: int) -> None:

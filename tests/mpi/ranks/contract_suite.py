@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
+from enum import IntEnum
 from itertools import chain, groupby
 from pathlib import Path
 
@@ -371,6 +372,7 @@ def test_sums_and_products_of_pythons_integers_have_any_size():
     assert c.synchronize(c.allreduce_async(2**63 - 1, c.Sum)) == SIZE * (2**63 - 1)
     assert c.reduce(2**62, 0, c.Sum) == (None if RANK else SIZE * 2**62)
     assert c.allreduce(RANK, c.Sum) == sum(range(SIZE))
+    assert c.allreduce(IntEnum("Sizes", {"most": 2**62}).most, c.Sum) == SIZE * 2**62
     if SIZE > 1:
         with pytest.raises(UsageError, match="a result of 64 bits: found 461168601842738"):
             c.allreduce(2**62, c.Sum, transport="mpi")
