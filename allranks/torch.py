@@ -239,7 +239,7 @@ def _broadcast(value: Any, root: int) -> Any:
     copied = value if own else reader.load()
     for tensor in pickler.tensors if own else reader.tensors:
         # As bytes, because numpy has no bfloat16.
-        data = torch_memory.array_of(tensor.reshape(-1).view(torch.uint8))
+        data = torch_memory.array_of(torch_memory.as_bytes(tensor))
         found = collectives.broadcast(data, root, name="recover")
         if not own:
             data[...] = found

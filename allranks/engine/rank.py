@@ -188,18 +188,21 @@ class Rank:
         """Runs the event loop until a client ends the kernel.
 
         A callback that a cell has left in the loop may stop it, or raise an exception out of it.
+        So may the function that a cell has set for a signal.
         """
         run: Callable[[], object] = kernel.start
         while True:
             try:
                 run()
-            except (SystemExit, KeyboardInterrupt) as end:
+            except BaseException as end:
                 if self._loop is None:
                     raise
-                print(f"{type(end).__name__} in the event loop: {_LIVES_ON}", file=sys.stderr)
-            except RuntimeError:
-                # Stopping the loop counts as a failure in the kernel's start.
-                if self._loop is None or (run != kernel.start and not kernel.is_shut_down):
+                if isinstance(end, SystemExit | KeyboardInterrupt) or not _is_of_the_loop(end):
+                    print(f"{type(end).__name__} in the event loop: {_LIVES_ON}", file=sys.stderr)
+                elif not isinstance(end, RuntimeError) or (
+                    # Stopping the loop counts as a failure in the kernel's start.
+                    run != kernel.start and not kernel.is_shut_down
+                ):
                     raise
             if self._loop is None:
                 return
@@ -563,6 +566,15 @@ def _pin(config: HostAgentConfig, rank: int) -> str:
     device, settings = libraries.pinning(config.devices, local, local_size)
     libraries.set_variables(os.environ, settings)
     return device
+
+
+def _is_of_the_loop(error: BaseException) -> bool:
+    """Whether the event loop has raised it, which would do so again, and no function of a cell."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    name = "" if trace is None else str(trace.tb_frame.f_globals.get("__name__", ""))
+    return name.partition(".")[0] in ("asyncio", "selectors", "tornado")
 
 
 def _library() -> str:

@@ -45,6 +45,11 @@ LEFT_BEHIND = {
         "async def interrupted():\n    await asyncio.sleep(0.1)\n    raise KeyboardInterrupt\n"
         "task = loop.create_task(interrupted())"
     ),
+    "a signal": (
+        "import signal\ndef late(*_): raise LookupError('late')\n"
+        "signal.signal(signal.SIGALRM, late)\n"
+        "loop.call_soon(signal.setitimer, signal.ITIMER_REAL, 0.05)"
+    ),
 }
 
 

@@ -66,6 +66,31 @@ def trained(**options):
 # Its reducer makes all calls of the first step in the last callback of the backward.
 assert torch.allclose(trained(static_graph=True), trained(), atol=1e-6)
 """,
+    "elements of a column, and no elements": """
+def column(value, dtype=torch.bfloat16):
+    found = torch.full((1, 2), value, dtype=dtype)[:, 0]
+    assert found.is_contiguous() and found.stride() == (2,)
+    return found
+
+every = [column(-1) for _ in range(size)]
+dist.all_gather(every, column(rank))
+assert [int(one) for one in every] == list(range(size))
+mine = column(-1)
+dist.scatter(mine, [column(10 + r) for r in range(size)] if rank == 0 else None)
+assert int(mine) == 10 + rank
+dist.broadcast(mine, 1)
+assert int(mine) == 11
+dist.all_to_all(every, [column(10 * rank + r) for r in range(size)])
+assert [int(one) for one in every] == [10 * r + rank for r in range(size)]
+for op in (dist.ReduceOp.BOR, dist.ReduceOp.BAND):
+    for dtype in (torch.int64, torch.bool):
+        none = torch.zeros(3, 0, dtype=dtype)
+        dist.all_reduce(none, op)
+        assert none.shape == (3, 0)
+bits = column(1 << rank, torch.int32)
+dist.all_reduce(bits, dist.ReduceOp.BOR)
+assert int(bits) == (1 << size) - 1
+""",
     "tensors of several chunks": """
 for dtype in (torch.float32, torch.float64, torch.float16, torch.int32):
     every = [(torch.arange(1_200_001) % 7 + r).to(dtype) for r in range(size)]

@@ -83,3 +83,9 @@ def array_of(tensor: Any) -> Array:
         raise TypeError("numpy needs a tensor in host memory, without pending operations.")
     array: Array = _read(_handed_over(tensor))
     return array
+
+
+def as_bytes(tensor: Any) -> Any:
+    """The memory of a contiguous tensor as a tensor of bytes."""
+    # A lone element of a column is contiguous, with a step that torch does not view as bytes.
+    return tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8)

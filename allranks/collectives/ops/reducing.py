@@ -321,11 +321,14 @@ def begin_reduction(
         sources, contexts = [source for source, _ in pairs], [context for _, context in pairs]
     specs = tuple([(source.dtype, source.shape) for source in sources])
     labels = labels or labels_of(arrays)
-    exact = len(arrays) == 1 and type(arrays[0]) is int and factors == (1.0, 1.0)
-    exact = exact and op in (Sum, Product) and not inputs.device
+    exact = factors == (1.0, 1.0) and op in (Sum, Product) and not inputs.device
+    integers = [one for one in arrays if _is_integer(one)] if exact else []
+    exact = exact and len(integers) == len(arrays) == 1
     way = group.transports.get(inputs.transport, group.through_host)
-    if exact and not isinstance(way, SharedMemoryTransport):
-        _check_fits(kind, op, arrays[0], group.size)
+    if not (exact and isinstance(way, SharedMemoryTransport)):
+        where = "between hosts" if exact else "of several values"
+        for integer in integers:
+            _check_fits(f"{kind}({op.name}) {where}", op, integer, group.size)
     plan = plan_of(
         group, kind, op, specs, factors, root, compressed, labels,
         inputs.transport, inputs.device, exact,
@@ -357,14 +360,19 @@ def begin_reduction(
     return inputs.marked(call)
 
 
-def _check_fits(kind: str, op: ReduceOp, value: int, size: int) -> None:
-    """Raises where the result of such numbers of all ranks may not fit into 64 bits, where these
-    are added up by MPI.
+def _is_integer(value: Any) -> bool:
+    """Whether it is an integer of Python, also of a class of the program."""
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _check_fits(title: str, op: ReduceOp, value: int, size: int) -> None:
+    """Raises if the result of such numbers of all ranks may not fit into 64 bits. MPI adds up no
+    others, and the values of a group are in one array.
     """
     most = abs(value) * size if op is Sum else abs(value) ** size
     if most > np.iinfo(np.int64).max:
         raise UsageError(
-            f"{kind}({op.name}) between hosts needs a result of 64 bits: found {value} on one of "
+            f"{title} needs a result of 64 bits: found {value} on one of "
             f"{size} ranks. Type for one of any size: sum(allgather_object(x)), or pass a float."
         )
 

@@ -36,6 +36,7 @@ from allranks.collectives.gpu.transport import GpuTransport
 from allranks.collectives.host.memory import Window, rounded
 from allranks.collectives.host.shared_memory import Channel, SharedMemoryTransport
 from allranks.errors import (
+    CollectiveError,
     CollectiveMismatch,
     NotInitialized,
     RankLeft,
@@ -302,6 +303,8 @@ class World(RankState):
             if self._paused and self._must_wait(call):
                 self._check_threads(call)
                 return self._in_turn(call, self.run, call, move, source, reduction, out)
+            if self.within is not None:
+                self._check_nested(call)
             if self.dirty or self.pending:
                 self.check_clean(call)
                 self.within = call
@@ -414,6 +417,23 @@ class World(RankState):
                 f"{call.spec.op} is called from several threads at once: ranks match calls by "
                 "their order, which threads do not keep, so that a result may be another call's. "
                 "Call collectives from one thread."
+            )
+
+    def _check_nested(self, call: Call) -> None:
+        """Raises for a call within another one of the same group, which would take its place."""
+        # Another thread has no call of this group under way here: this one has waited for it.
+        other = self.within
+        if (
+            other is not None
+            and other.ordered
+            and call.ordered
+            and other.members.number == call.members.number
+        ):
+            # No usage error: if it ends the other call, other ranks may wait for this one in that.
+            raise CollectiveError(
+                f"{call.spec.title} at {call.site} needs the end of the call before: this rank is "
+                f"within {other.spec.title} at {other.site}. A function that Python calls at any "
+                "moment, as one for a signal or __del__, has to leave collectives to the program."
             )
 
     def _check_for_strays(self, call: Call) -> None:
@@ -763,7 +783,7 @@ class World(RankState):
 
     def renewed(self, epoch: int) -> None:
         """Begins a new epoch, and drops the state of the old one."""
-        self.epoch = epoch
+        self.epoch, self.within = epoch, None
         self.board.put(fields.BROKEN, 0)
         self.dirty, self.pending = False, 0
         for call in self.queued:
@@ -853,6 +873,7 @@ class scope:
         """
         this = current()
         this.notebook, this.strays_reported = True, False
+        this.within = None  # which an interrupt may have left
         # Threads of libraries call for the cell that waits for them.
         own = (t for t in threading.enumerate() if not isinstance(t, threading._DummyThread))
         this.left_behind = set(own)

@@ -94,14 +94,14 @@ def plain(tensor: Any, *, written: bool = False) -> Any:
 def bytes_of(tensor: Any) -> Array:
     """The bytes of a plain tensor, in its memory: an array of numpy, or of cupy on a GPU."""
     if cuda.is_on_gpu(tensor):
-        return cuda.array_of(tensor.reshape(-1).view(torch.uint8), np.dtype(np.uint8))
+        return cuda.array_of(torch_memory.as_bytes(tensor), np.dtype(np.uint8))
     return host_bytes(tensor)
 
 
 def host_bytes(tensor: Any) -> Array:
     if tensor.dtype in _OF_NUMPY:
         return torch_memory.array_of(tensor).reshape(-1).view(np.uint8)
-    return torch_memory.array_of(tensor.reshape(-1).view(torch.uint8))
+    return torch_memory.array_of(torch_memory.as_bytes(tensor))
 
 
 def array_of(tensor: Any) -> Array | None:
@@ -136,7 +136,8 @@ def combined(op: Any, like: Any) -> Callable[[list[Array]], Array]:
     half = like.dtype in (torch.bfloat16, torch.float16)
 
     def combine(parts: list[Array]) -> Array:
-        tensors = [torch.from_numpy(part).view(like.dtype) for part in parts]
+        size = parts[0].size // like.element_size()
+        tensors = [from_bytes(part, like.dtype, (size,)) for part in parts]
         total = tensors[0].float() if half else tensors[0].clone()
         for tensor in tensors[1:]:
             total = function(total, tensor)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
+from enum import IntEnum
 from itertools import chain, groupby
 from pathlib import Path
 
@@ -371,9 +372,18 @@ def test_sums_and_products_of_pythons_integers_have_any_size():
     assert c.synchronize(c.allreduce_async(2**63 - 1, c.Sum)) == SIZE * (2**63 - 1)
     assert c.reduce(2**62, 0, c.Sum) == (None if RANK else SIZE * 2**62)
     assert c.allreduce(RANK, c.Sum) == sum(range(SIZE))
+    assert c.allreduce(IntEnum("Sizes", {"most": 2**62}).most, c.Sum) == SIZE * 2**62
     if SIZE > 1:
         with pytest.raises(UsageError, match="a result of 64 bits: found 461168601842738"):
             c.allreduce(2**62, c.Sum, transport="mpi")
+
+
+def test_integers_of_python_among_others_are_refused_if_their_result_may_not_fit():
+    assert c.grouped_allreduce([2**40, -1], c.Sum) == [SIZE * 2**40, -SIZE]
+    if SIZE > 1:
+        for op, others in ((c.Sum, [2**62, 1]), (c.Product, [1.0, 2**62])):
+            with pytest.raises(UsageError, match="of several values needs a result of 64 bits"):
+                c.grouped_allreduce(others, op)
 
 
 def test_half_precision_is_scaled_where_it_does_not_overflow(transport):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import signal
+import threading
 import time
 from collections.abc import Callable
 from functools import partial
@@ -26,7 +28,7 @@ from mpi4py import MPI
 import allranks.collectives as c
 from allranks.collectives.calls import call
 from allranks.collectives.calls.rank_state import FINISHED
-from allranks.errors import CollectiveMismatch, Deadlock, RankLeft, StaleHandle
+from allranks.errors import CollectiveError, CollectiveMismatch, Deadlock, RankLeft, StaleHandle
 from tests.agents import numbers
 
 pytestmark = pytest.mark.skipif(c.size() < 2, reason="a mistake takes two ranks")
@@ -404,6 +406,48 @@ def test_an_interrupt_at_any_moment_leaves_the_next_cell_whole():
         error = in_a_cell(busy)
         assert isinstance(error, KeyboardInterrupt | RankLeft)
         next_cell_works()
+
+
+WITHIN: dict[str, Callable[[], object]] = {
+    "a small array": lambda: c.allreduce(X, c.Sum)[0],
+    "a large array": lambda: c.allreduce(np.ones(500_000), c.Sum)[-1],
+    "over MPI": lambda: c.allreduce(X, c.Sum, transport="mpi")[0],
+    "a communicator": lambda: c.comm.allreduce(1),
+}
+
+
+@pytest.mark.parametrize("outer", WITHIN.values(), ids=WITHIN)
+def test_a_call_within_another_one_is_refused_and_changes_no_result(outer):
+    """As by a function that a program has set for a signal, or by ``__del__``."""
+    raised, late = list[BaseException](), 1
+
+    def call_within(*_):
+        with pytest.raises(CollectiveError) as caught:
+            c.allreduce(100 * X, c.Sum)
+        raised.append(caught.value)
+        c.send(X, late)
+
+    def signal_once_it_waits():
+        until(lambda: c.activity() != "")
+        signal.pthread_kill(threading.main_thread().ident, signal.SIGUSR1)
+
+    def body():
+        if c.rank() == 0:
+            before = signal.signal(signal.SIGUSR1, call_within)
+            thread = threading.Thread(target=signal_once_it_waits)
+            thread.start()
+        if c.rank() == late:
+            c.recv(0)
+        assert outer() == c.size()
+        if c.rank() == 0:
+            thread.join()
+            signal.signal(signal.SIGUSR1, before)
+
+    assert in_a_cell(body) is None
+    for error in raised:
+        assert "needs the end of the call before: this rank is within" in str(error)
+    assert len(raised) == (c.rank() == 0)
+    next_cell_works()
 
 
 def test_a_handle_left_behind_ends_the_epoch():

@@ -69,6 +69,10 @@ def test_a_value_that_cannot_be_read_on_one_rank_is_an_error_on_all():
             lambda rank: {"a": {} if rank else []},
             "a: an empty dictionary on ranks 1–2, an empty list on rank 0",
         ),
+        (
+            lambda rank: np.float32(1) if rank else np.ones(1, "float32"),
+            "it: float32 () on ranks 1–2, float32 (1,) on rank 0",
+        ),
     ],
 )
 def test_differences_of_shapes_kinds_and_values_are_told_apart(value, said):
@@ -96,6 +100,30 @@ def test_a_class_with_weights_and_biases_is_no_model_of_keras():
             c.same_on_all_ranks(network)
 
     loopback.run(2, program)
+
+
+@pytest.mark.parametrize("dtype", ["longdouble", "clongdouble"])
+def test_bytes_that_a_number_does_not_use_do_not_count(dtype):
+    def numbers(rank, first=1):
+        found = np.array([first, 2, 3], dtype)
+        unused = found.view(np.uint8).reshape(-1, np.dtype("longdouble").itemsize)
+        if np.finfo(dtype).nmant == 63:
+            unused[:, 10:] = rank
+        return found
+
+    assert compared(numbers) == []
+    assert len(compared(lambda rank: numbers(rank, first=rank))) == 1
+
+
+def test_gaps_between_fields_do_not_count():
+    def rows(rank, last=1.0):
+        found = np.empty(2, np.dtype([("a", "i1"), ("b", "f8")], align=True))
+        found.view(np.uint8)[:] = rank
+        found["a"], found["b"] = 7, last
+        return found
+
+    assert compared(rows) == []
+    assert len(compared(lambda rank: rows(rank, float(rank)))) == 1
 
 
 def test_the_labels_of_tables_are_compared():
