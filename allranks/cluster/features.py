@@ -311,7 +311,8 @@ class NotebookFeature:
     def host_agents(self, hosts: HostsContext) -> HostAgents:
         """Returns the agents of several hosts, which start the ranks or have them.
 
-        The first feature that has this hook is asked; what it raises fails the start.
+        The first feature that has this hook is asked, and built-in ones come first; what it raises
+        fails the start.
         """
         raise NotImplementedError
 

@@ -17,7 +17,7 @@ import psutil
 
 from allranks import python_path
 from allranks.records import limits
-from allranks.records.config import Invitation
+from allranks.records.config import Invitation, version
 
 Tell = Callable[[str, str], None]
 """Called, in any thread, with a host and why the command has ended there."""
@@ -194,6 +194,9 @@ def watch_command(
             text = written.read().decode("utf-8", "replace")
         code = started.wait()
         lines = "\n".join(text.strip().splitlines()[-_SHOWN_LINES:])
+        if f"No module named {RELAY[-1]}" in text:
+            # The relay reports a host's version, but that one has another program.
+            lines += f"\nIt has another allranks; the notebook has {version()}. Install this there"
         what = f"was lost: {program} ended with exit code {code}"
         for host in hosts:
             tell(host.name, f"{what}: {lines}" if lines else what)

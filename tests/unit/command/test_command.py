@@ -9,6 +9,10 @@ import pytest
 
 from allranks import __version__
 from allranks.cluster.cluster import Cluster
+from allranks.cluster.launchers import registry
+from allranks.cluster.launchers.addresses import LOOPBACK
+from allranks.cluster.launchers.command import SshLauncher
+from allranks.cluster.launchers.job import CommandJob
 from allranks.command import script
 from allranks.command.main import main
 
@@ -103,3 +107,20 @@ def test_output_that_cannot_be_written_is_one_line():
         )
     said = "allranks: the output cannot be written: No space left on device\n"
     assert (ended.returncode, ended.stderr) == (1, said)
+
+
+class Unreachable(SshLauncher):
+    """One of another distribution, with a fault."""
+
+    def address(self) -> str:
+        return LOOPBACK
+
+    def run(self, *_: object) -> CommandJob:
+        raise ValueError("the launcher's own error")
+
+
+def test_the_doctor_of_hosts_raises_what_a_launcher_raises(monkeypatch, tmp_path):
+    monkeypatch.setenv("ALLRANKS_LOG_DIR", str(tmp_path))
+    monkeypatch.setattr(registry, "named", lambda on: Unreachable("h1:2"))
+    with pytest.raises(ValueError, match="the launcher's own error"):
+        main(["doctor", "--on", "ssh:h1:2"])
