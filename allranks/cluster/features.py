@@ -28,6 +28,7 @@ feature. The other features' hooks are called all the same.
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 import warnings
@@ -581,6 +582,17 @@ class NotebookHooks(Hooks[NotebookFeature]):
                 self.call_each(hooks)
         finally:  # the user may interrupt one
             self.set_cell(None)
+
+    def cell_shown(self, number: int, view: Any, folder: str) -> None:
+        """Calls that hook; a feature that raises fails this cell, not the next one."""
+        error = sys.exception()
+        self.call(NotebookFeature.cell_shown, number, view, folder)
+        failed = self.take_failure()
+        if failed is None:
+            return
+        if error is None:
+            raise failed
+        error.add_note(str(failed))
 
     def set_cell(self, cell: CellContext | None) -> None:
         """Sets the cell whose output is shown, if any; after one that a feature has run at the end

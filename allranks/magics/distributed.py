@@ -16,7 +16,7 @@ from allranks.cluster import cluster as notebook
 from allranks.cluster.cell_run import CellRun
 from allranks.cluster.cluster import Cluster
 from allranks.cluster.failures import status_tree
-from allranks.cluster.features import CellRequest, NotebookFeature, NotebookHooks
+from allranks.cluster.features import CellRequest, NotebookHooks
 from allranks.cluster.options import (
     CELL_OPTIONS,
     LINE_COMMANDS,
@@ -196,7 +196,7 @@ class DistributedMagics(Magics):
             died = error
         finally:
             number = len(self.shell.user_ns["In"]) - 1
-            self.session.hooks.call(NotebookFeature.cell_shown, number, sent.run.view, folder)
+            self.session.hooks.cell_shown(number, sent.run.view, folder)
         # Sent again only now: the history has the ended run, and its log folder.
         if died is None:
             sent.ended = True

@@ -1,13 +1,23 @@
-"""What features add to the views of cells. `allranks.cluster.features.register` fills the lists."""
+"""What features add to the views of cells. `allranks.cluster.features.register` fills the lists.
+
+A part that raises is left out from then on, with a warning that names it: the cell goes on, and all
+its output is shown.
+"""
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from allranks.hooks import failure
+
 
 class LineFolder:
-    """Recognises lines of several ranks that are shown as one although their texts differ."""
+    """Recognises lines of several ranks that are shown as one although their texts differ.
+
+    A text is folded by the first of these that may fold one of its lines.
+    """
 
     def may_fold(self, text: str) -> bool:
         """Whether a line may be one of those. It is called with every line, so it is quick."""
@@ -47,3 +57,12 @@ class DisplayObserver:
 LINE_FOLDERS: list[LineFolder] = []
 DISPLAY_FOLDERS: list[Callable[[], DisplayFolder]] = []
 DISPLAY_OBSERVERS: list[DisplayObserver] = []
+
+
+def leave_out(
+    parts: list[Any], part: object, method: Callable[..., object], error: Exception
+) -> None:
+    """Removes a part whose method has raised an error."""
+    if part in parts:
+        parts.remove(part)
+    warnings.warn(str(failure(method, error)), stacklevel=2)

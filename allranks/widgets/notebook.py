@@ -15,7 +15,13 @@ from allranks.widgets.displays import (
     put_above,
     reorder,
 )
-from allranks.widgets.extensions import DISPLAY_FOLDERS, DISPLAY_OBSERVERS
+from allranks.widgets.extensions import (
+    DISPLAY_FOLDERS,
+    DISPLAY_OBSERVERS,
+    DisplayFolder,
+    DisplayObserver,
+    leave_out,
+)
 from allranks.widgets.text import Data, Line, RankText, Row, TextView, described, is_rich, render
 
 #: The kind of line of a value.
@@ -137,8 +143,11 @@ class NotebookView(TextView):
             if any(found):
                 return
         if self.fold and len(self.ranks) > 1:
-            for folder in self._folders:
-                data = folder.fold(rank, data)
+            for folder in [*self._folders]:
+                try:
+                    data = folder.fold(rank, data)
+                except Exception as error:  # another distribution's code
+                    leave_out(self._folders, folder, folder.fold, error)
         if name or kind == "update" or is_rich(data):
             self._stretches[self._at.get(rank, 0)].pictures.add(rank, data, metadata, name or "")
         else:
@@ -178,21 +187,16 @@ class NotebookView(TextView):
         self._below.append(shown)
 
     def refresh(self) -> None:
-        for observer in DISPLAY_OBSERVERS:
-            observer.refresh()
+        _refresh_all(DISPLAY_OBSERVERS)
         now = time.monotonic()
         if now >= self._next_folded:
             self._next_folded = now + _REFRESH_SECONDS
-            self._refresh_folders()
+            _refresh_all(self._folders)
         if self._changed and now >= self._next_refresh:
             nbytes = self._flush(now=False)
             self._sent_nbytes += nbytes
             slower = 1 + self._sent_nbytes / _SLOWER_NBYTES
             self._next_refresh = now + max(_REFRESH_SECONDS, slower * nbytes / _NBYTES_A_SECOND)
-
-    def _refresh_folders(self) -> None:
-        for folder in self._folders:
-            folder.refresh()
 
     def make_way(self) -> None:
         # A person is asked below: everything is shown as at the end.
@@ -207,7 +211,7 @@ class NotebookView(TextView):
 
     def finish(self) -> None:
         """Shows everything, in an order that does not depend on who was faster."""
-        self._refresh_folders()
+        _refresh_all(self._folders)
         self.returns_value = self.returns_value and not self._failed
         self._flush()
         panel = [self._panel] if self._panel in self._slots else []
@@ -258,6 +262,14 @@ class NotebookView(TextView):
         every = (*self._above, *self._stretches)
         self._changed = any(stretch.pictures.changed for stretch in every)
         return nbytes
+
+
+def _refresh_all(parts: list[DisplayFolder] | list[DisplayObserver]) -> None:
+    for part in [*parts]:
+        try:
+            part.refresh()
+        except Exception as error:  # another distribution's code
+            leave_out(parts, part, part.refresh, error)
 
 
 def shown_as(text: str) -> Data:

@@ -21,7 +21,7 @@ from allranks.records import config
 from allranks.records.ranks import label
 from allranks.records.telemetry import Telemetry
 from allranks.records.wire import Output
-from allranks.widgets.extensions import LINE_FOLDERS
+from allranks.widgets.extensions import LINE_FOLDERS, LineFolder, leave_out
 
 VARIABLE = "ALLRANKS_FRONT_END"
 NOTEBOOK, CONSOLE, TERMINAL = "notebook", "console", "terminal"
@@ -253,9 +253,16 @@ def _lines_of_values(lines: Sequence[Line]) -> dict[int, int]:
 
 def _merged_and_folded(lines: Mapping[int, Sequence[Line]]) -> list[Row]:
     texts = [line.text for some in lines.values() for line in some]
-    folder = next((one for one in LINE_FOLDERS if any(map(one.may_fold, texts))), None)
-    if folder is None:
-        return _merged(lines)
+    for folder in [*LINE_FOLDERS]:
+        try:
+            if any(map(folder.may_fold, texts)):
+                return _folded(lines, folder)
+        except Exception as error:  # another distribution's code
+            leave_out(LINE_FOLDERS, folder, folder.folded, error)
+    return _merged(lines)
+
+
+def _folded(lines: Mapping[int, Sequence[Line]], folder: LineFolder) -> list[Row]:
     name_of = folder.name_of
     named = {
         rank: [Line(kind, name_of(text) or text) for kind, text in lines[rank]] for rank in lines

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import IPython.display
 import pytest
 
-from allranks.widgets import displays
+from allranks.records.wire import Output
+from allranks.widgets import displays, extensions
 from allranks.widgets.displays import DisplaySlot, put_above
+from allranks.widgets.extensions import DisplayFolder, DisplayObserver, LineFolder
 from allranks.widgets.notebook import NotebookView
 from allranks.widgets.text import Data
 
@@ -135,3 +138,43 @@ def test_a_second_line_about_a_cell_is_shown_although_the_first_one_was_shown_ju
     assert page.read() == [
         "ranks 0–1 · ranks 0–1 have not answered\n          · rank 1 is at f.py:3"
     ]
+
+
+class Fails(DisplayFolder, DisplayObserver, LineFolder):
+    """A part of a view that fails in all that it does."""
+
+    def fold(self, rank, data):
+        raise ValueError("no fold")
+
+    def shown(self, name, data, metadata):
+        raise ValueError("no display")
+
+    def refresh(self):
+        raise ValueError("no refresh")
+
+    def may_fold(self, text):
+        raise ValueError("no text")
+
+
+@pytest.fixture(params=["LINE_FOLDERS", "DISPLAY_FOLDERS", "DISPLAY_OBSERVERS"])
+def _failing_part(request: pytest.FixtureRequest) -> Iterator[None]:
+    parts = getattr(extensions, request.param)
+    kept = [*parts]
+    parts[:] = [Fails if request.param == "DISPLAY_FOLDERS" else Fails()]
+    yield
+    parts[:] = kept
+
+
+@pytest.mark.usefixtures("_failing_part")
+def test_a_part_of_views_that_fails_is_left_out_and_all_output_is_shown(page: Page) -> None:
+    def show() -> None:
+        view = NotebookView((0, 1))
+        for rank in (0, 1):
+            entries = ["out", "text\n"], ["display", {"image/png": "c"}, {}, None]
+            view.output(Output(rank, 1, entries, 0, 0, 0))
+        view.refresh()
+        view.finish()
+
+    with pytest.warns(UserWarning, match="expected the feature .*test_displays to return from"):
+        show()
+    assert page.read() == ["ranks 0–1 │ text", "ranks 0–1:", "c"]

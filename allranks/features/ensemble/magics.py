@@ -9,7 +9,6 @@ from typing import Any
 from IPython.core.interactiveshell import InteractiveShell
 from IPython.core.magic import Magics, cell_magic, magics_class
 
-from allranks.cluster.features import NotebookFeature
 from allranks.cluster.options import below_magic, check_source, explain_syntax
 from allranks.errors import InvalidCell, UsageError
 from allranks.features.ensemble.early import Early
@@ -81,8 +80,7 @@ class EnsembleMagics(Magics):
         try:
             yield
         finally:
-            hooks = self.session.hooks
-            hooks.call(NotebookFeature.cell_shown, runner.number, runner.view, folder)
+            self.session.hooks.cell_shown(runner.number, runner.view, folder)
 
     def _prepare(self, line: str, cell: str) -> EnsembleRunner:
         options = parse_line(line, options_parser())

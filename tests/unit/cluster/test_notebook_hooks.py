@@ -10,7 +10,7 @@ from allranks.cluster.cluster import Cluster
 from allranks.cluster.connection import Connection
 from allranks.cluster.features import CellContext, ClusterContext, NotebookFeature, NotebookHooks
 from allranks.cluster.state import ClusterState
-from allranks.errors import UsageError
+from allranks.errors import CellFailed, FeatureFailed, UsageError
 from allranks.records.agent import Again, Exit, Notice
 from allranks.records.wire import Interrupt
 
@@ -134,3 +134,30 @@ def test_a_feature_that_takes_no_part_in_cells_hears_of_no_death():
     hooks.features[0].in_cells = True
     hooks.rank_died(1)
     assert died == [1]
+
+
+class FailsToShow(NotebookFeature):
+    def cell_shown(self, number, view, folder):
+        raise ValueError("no history today")
+
+
+def test_a_feature_that_raises_once_a_cell_is_shown_fails_that_cell_and_no_other():
+    hooks = NotebookHooks([FailsToShow])
+    with pytest.raises(FeatureFailed, match="no history today"):
+        hooks.cell_shown(1, None, "")
+    assert hooks.take_failure() is None
+
+
+def test_the_error_of_a_cell_stays_where_a_feature_raises_once_it_is_shown():
+    hooks = NotebookHooks([FailsToShow])
+
+    def fail():
+        try:
+            raise CellFailed("the cell's own")
+        finally:
+            hooks.cell_shown(1, None, "")
+
+    with pytest.raises(CellFailed, match="the cell's own") as raised:
+        fail()
+    assert "no history today" in raised.value.__notes__[0]
+    assert hooks.take_failure() is None
