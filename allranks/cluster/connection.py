@@ -330,9 +330,9 @@ class Connection:
     def close(self, phase: str = "stopped", why: str = "") -> None:
         """Ends the ranks; returns when all their processes have ended."""
         with self._wire.lock:  # another thread may find the same end
-            was_open, self._has_ended = not self._has_ended, True
-            if was_open:
+            if was_open := not self._has_ended:
                 self.roster.set_phase(phase, why)
+            self._has_ended = True  # last: an interrupt before leaves all to the next call
         if was_open:
             self.hooks.stopped()
         for agent in self._agents if self.roster.ends else ():
@@ -812,8 +812,10 @@ def _end_anywhere(
     """Ends what a connection holds, from any thread: garbage collection may call it."""
     held = of_features, agents, wire, session_dir
     is_main = threading.current_thread() is threading.main_thread()
-    # It may come while this thread sends, and `_end` waits for one that needs the lock for that.
-    if is_main and not wire.lock._is_owned():  # type: ignore[attr-defined]
+    # It may come while this thread sends, or lists threads: `_end` waits for a thread that needs
+    # the lock of the sockets to receive, and that of `threading` to end.
+    locks: list[Any] = [wire.lock, getattr(threading, "_active_limbo_lock")]  # noqa: B009
+    if is_main and not any(lock._is_owned() for lock in locks):
         _end(*held)
         return
     try:

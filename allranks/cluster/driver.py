@@ -120,19 +120,24 @@ class Driver:
 
     def put(self, event: Event) -> None:
         """Applies an event, and passes it on; called in the thread of the sockets."""
-        self._read_logs(event)
-        with self.wire.lock:
-            if self._waiting is not None:
-                self._waiting.append(event)
-                return
-            if isinstance(event, FromRank):
-                self._take(event.record, event.payloads)
-            elif isinstance(event, FromHostAgent):
-                self._take_of_agent(event.event, event.host)
-            self.inbox.put(event)
-            if not (isinstance(event, FromRank) and isinstance(event.record, _OF_CELLS)):
-                for request in [*self._requests.values()]:
-                    request.wake()
+        try:
+            self._read_logs(event)
+        finally:  # a death counts, also if its log cannot be read
+            with self.wire.lock:
+                self._put(event)
+
+    def _put(self, event: Event) -> None:
+        if self._waiting is not None:
+            self._waiting.append(event)
+            return
+        if isinstance(event, FromRank):
+            self._take(event.record, event.payloads)
+        elif isinstance(event, FromHostAgent):
+            self._take_of_agent(event.event, event.host)
+        self.inbox.put(event)
+        if not (isinstance(event, FromRank) and isinstance(event.record, _OF_CELLS)):
+            for request in [*self._requests.values()]:
+                request.wake()
 
     def _read_logs(self, event: Event) -> None:
         """Reads what `LastWords` needs for an event, without the lock: a disk may be slow."""

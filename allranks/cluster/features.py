@@ -18,7 +18,7 @@ hooks are called in this order:
    then ``cell_left``; and ``cell_finished``, when its output is shown. Then ``cell`` is None. Cells
    that a feature runs in the first two are part of this one: ``cell`` is set to each of them, and
    no hook is called at its beginning and end. Last, in a notebook, ``cell_shown``.
-5. ``rank_died``, at any time, with a rank that can be replaced.
+5. ``rank_died``, at any time while ``in_cells`` is true, with a rank that can be replaced.
 6. ``stopped``, before the ranks are ended, or left to another notebook.
 7. ``ended``, when the notebook stops its ranks, also if it has none.
 

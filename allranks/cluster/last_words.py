@@ -42,8 +42,9 @@ class LastWords:
 
     def read_log(self, rank: int) -> None:
         """Reads the end of a log, on a disk that may be slow: `death_text` needs it next."""
-        if rank in self._ranks.hellos:
-            self._tails[rank] = self._last_words(rank)
+        # Another thread may start all ranks again meanwhile.
+        if (hello := self._ranks.hellos.get(rank)) is not None:
+            self._tails[rank] = self._last_words(hello)
 
     def begin(self, hello: Hello) -> None:
         """Handles a new process, or one that another notebook has started."""
@@ -69,9 +70,9 @@ class LastWords:
         unsent = log_end(self._ranks.hellos[rank].log, self.sent_nbytes.get(rank, 0))
         return self._with_numbers(unsent)
 
-    def _last_words(self, rank: int) -> str:
+    def _last_words(self, hello: Hello) -> str:
         # The end of its output since its last cell.
-        words = log_tail(self._ranks.hellos[rank].log, self.nbytes_before.get(rank, 0))
+        words = log_tail(hello.log, self.nbytes_before.get(hello.rank, 0))
         return self._with_numbers(words)
 
     def death_text(self, end: ProcessExit) -> str:
@@ -84,7 +85,8 @@ class LastWords:
 
     def report(self, end: ProcessExit) -> Report:
         """Returns the report of a cell on a rank that died in it, with its last words."""
-        hello, words = self._ranks.hellos[end.rank], self._last_words(end.rank)
+        hello = self._ranks.hellos[end.rank]
+        words = self._last_words(hello)
         place, _, source = self._line(end.rank).partition("  ")
         number = place.rpartition(":")[2]
         # The stack of a crash is exact. The last state that the rank has sent may be older.

@@ -12,7 +12,7 @@ import os
 import socket
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from dataclasses import asdict
 from functools import partial
@@ -377,21 +377,17 @@ class SharedSession(Session):
                 continue
             if found is None:
                 break
-            changes = partial(sessions.next_holder, folder, found.holder)
             if found.holder in (0, os.getpid()):
-                try:
-                    await asyncio.wait_for(changes(), _BETWEEN_SECONDS)
-                except TimeoutError:
-                    print(f"{found.name}: {sessions.whose(found)}.", flush=True)
-                    await changes()
+                text = f"{found.name}: {sessions.whose(found)}."
+                late = partial(print, text, flush=True)
+                await _until_changed(sessions.next_holder(folder, found.holder), late)
                 continue
             holder = found.holder
             seen = max(seen, self.joined.count if self.joined is not None else 0)
             try:
                 door = await asyncio.to_thread(sessions.watch, folder, seen)
             except OSError:  # it ends just now, or cannot listen: it tries that when it is visited
-                with suppress(TimeoutError):
-                    await asyncio.wait_for(changes(), _BETWEEN_SECONDS)
+                await _until_changed(sessions.next_holder(folder, holder))
         if self.joined is not None:
             print(f"{self.joined.ranks} have ended.", flush=True)
             self.joined = None
@@ -407,6 +403,24 @@ class SharedSession(Session):
         if found is None:
             return f"{joined.ranks} have ended."
         return f"{joined.ranks} are no longer watched here: {sessions.whose(found)}."
+
+
+async def _until_changed(
+    changes: Coroutine[Any, Any, None], late: Callable[[], object] | None = None
+) -> None:
+    """Awaits a change for as long as ranks may be between two notebooks; then calls ``late`` and
+    goes on to wait, if there is one.
+    """
+    change = asyncio.ensure_future(changes)
+    try:
+        # Not `wait_for`: there a change that comes just now hides that the user ends the watching.
+        done, _ = await asyncio.wait([change], timeout=_BETWEEN_SECONDS)
+        if late is not None:
+            if not done:
+                late()
+            await change
+    finally:
+        change.cancel()
 
 
 def _call(method: Callable[[], Callable[[socket.socket], None] | None], it: socket.socket) -> None:

@@ -86,9 +86,9 @@ class RankEnsemble(RankFeature):
                 whole.drop_others(_OF_MEMBERS)
             return {}
         if ranks_each not in self._worlds:
-            self._worlds[ranks_each] = under_mpi.divide(ranks_each)
-            if ranks_each > 1:
+            if ranks_each > 1:  # before: an interrupt must leave no world that is never made again
                 self._context.activate(self)
+            self._worlds[ranks_each] = under_mpi.divide(ranks_each)
         part = self._worlds[ranks_each]
         return {"epoch": part.epoch, "dirty": part.unfinished or bool(part.traffic)}
 

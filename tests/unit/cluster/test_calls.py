@@ -54,6 +54,11 @@ def test_a_thread_waits_for_the_end_of_anothers_call_without_looking_again():
     assert waiting.result() is None
 
 
+def test_a_thread_waits_for_no_call_that_ended_before_the_wait():
+    turns = Turns(ClusterState(1), lambda: None)
+    turns.await_own(600)
+
+
 def test_a_call_that_is_submitted_while_the_others_are_ended_is_made_in_the_next_thread():
     turns = Turns(lambda: 0, lambda: None)
     ended = turns._executor

@@ -218,6 +218,20 @@ def test_other_threads_can_send_while_logs_are_read(
     assert record.how == "was killed by signal 9 (SIGKILL); its last lines: from 7"
 
 
+def test_a_rank_whose_log_cannot_be_read_has_died_all_the_same(
+    ranks: Ranks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(path: str, offset: int) -> str:
+        raise MemoryError("no memory for it")
+
+    monkeypatch.setattr(last_words, "log_tail", fail)
+    ranks.come(hello(1, 2))
+    ranks.die(1, 2)
+    assert ranks.roster.dead.keys() == {1}
+    with pytest.raises(WireError, match="no memory for it"):
+        ranks.step(0)
+
+
 def test_events_before_the_state_is_that_of_these_ranks_are_applied_afterwards() -> None:
     roster = ClusterState(2)
     driver = Driver(roster)
@@ -468,6 +482,30 @@ def test_features_hear_once_of_the_end_that_two_threads_find() -> None:
     assert stops == ["lost"]
 
 
+def test_an_end_that_is_interrupted_before_it_counts_is_made_by_the_next_call() -> None:
+    class State(ClusterState):
+        presses = 1
+
+        def set_phase(self, phase: str, why: str = "") -> None:
+            if phase == "stopped" and self.presses:
+                self.presses = 0
+                raise KeyboardInterrupt
+            super().set_phase(phase, why)
+
+    roster, stops = State(2), list[str]()
+    roster.set_phase("running")
+    hooks = SimpleNamespace(stopped=lambda: stops.append(roster.phase))
+    ranks: Any = SimpleNamespace(
+        roster=roster, hooks=hooks, _has_ended=False, _agents=[], step=lambda seconds: [],
+        _wire=SimpleNamespace(lock=threading.RLock()), inbox=EventQueue(),
+        _finalizer=SimpleNamespace(detach=lambda: None),
+    )  # fmt: skip
+    with pytest.raises(KeyboardInterrupt):
+        Connection.close(ranks)
+    Connection.close(ranks)
+    assert (roster.phase, stops) == ("stopped", ["stopped"])
+
+
 def test_a_forked_process_waits_for_no_lock_that_a_thread_of_its_parent_has() -> None:
     wire = SimpleNamespace(lock=threading.RLock())
     with ThreadPoolExecutor(1) as parents:
@@ -477,12 +515,13 @@ def test_a_forked_process_waits_for_no_lock_that_a_thread_of_its_parent_has() ->
         assert wire.lock.acquire(blocking=False)
 
 
-@pytest.mark.parametrize("has_lock", [False, True])
-def test_garbage_is_ended_in_another_thread_while_this_one_has_the_lock(
-    tmp_path: Path, has_lock: bool
+@pytest.mark.parametrize("has_lock", ["", "sockets", "threads"])
+def test_garbage_is_ended_in_another_thread_while_this_one_has_a_lock(
+    tmp_path: Path, has_lock: str
 ) -> None:
     ends = SimpleQueue[int]()
     lock = threading.RLock()
+    locks: Any = {"": nullcontext(), "sockets": lock, "threads": threading._active_limbo_lock}  # type: ignore[attr-defined]
     wire = SimpleNamespace(lock=lock, close=lambda: ends.put(threading.get_ident()))
 
     class Held:
@@ -491,6 +530,6 @@ def test_garbage_is_ended_in_another_thread_while_this_one_has_the_lock(
     held = Held()
     folder = str(tmp_path / "session")
     weakref.finalize(held, connection._end_anywhere, ExitStack(), [], wire, folder)
-    with lock if has_lock else nullcontext():
+    with locks[has_lock]:
         del held
-    assert (ends.get(timeout=60) != threading.get_ident()) == has_lock
+    assert (ends.get(timeout=60) != threading.get_ident()) == bool(has_lock)

@@ -160,6 +160,38 @@ def test_a_notebook_that_watches_ranks_looks_for_them_when_it_has_them_no_longer
     assert capsys.readouterr().out == "ranks 0–3 of 7f3a have ended.\n"
 
 
+@pytest.mark.parametrize("turns", range(4))
+def test_the_watching_ends_where_the_ranks_change_hands_just_then(tmp_path, monkeypatch, turns):
+    session, found = new_session(), cluster("7f3a")
+
+    async def watch():
+        loop = asyncio.get_running_loop()
+        changed, asked = loop.create_future(), asyncio.Event()
+
+        async def next_holder(folder, holder):
+            assert not asked.is_set()
+            asked.set()
+            await changed
+
+        def leave_after(turns):
+            if turns:
+                loop.call_soon(leave_after, turns - 1)
+            else:
+                session.forget_shared()
+
+        monkeypatch.setattr(sessions, "visit_to_watch", lambda folder: found)
+        monkeypatch.setattr(sessions, "next_holder", next_holder)
+        session.joined = Joined("7f3a", str(tmp_path), 4, guest=True)
+        task = session._task = asyncio.create_task(session._show(str(tmp_path), 7, None))
+        await asked.wait()
+        changed.set_result(None)
+        leave_after(turns)
+        await asyncio.wait([task])
+        assert task.cancelled()
+
+    asyncio.run(watch())
+
+
 def test_ranks_that_their_notebook_does_not_release_are_still_its_own(tmp_path, monkeypatch):
     monkeypatch.setattr(sessions.limits, "RELEASES_SECONDS", 0.1)
     with host_agent(tmp_path, told(7), None, told(7)):
