@@ -31,6 +31,8 @@ from allranks.widgets.dashboard.view import text_view
 
 AnyConnection = TypeVar("AnyConnection", bound=Connection)
 
+#: The sources of at most so many cells are kept whole.
+_SOURCES = 100
 #: The ranks share what is shown of a cell; the rest is in their logs.
 _SCREEN_NBYTES, _LEAST_SCREEN_NBYTES = 128 * 1024, 4096
 
@@ -351,6 +353,8 @@ class Cells:
                 limit_nbytes=max(_LEAST_SCREEN_NBYTES, _SCREEN_NBYTES // len(chosen)),
             )
             connection.words.numbers[text] = cell.number
+            if len(connection.words.numbers) > _SOURCES:
+                connection.words.name_cells()
             try:
                 run = CellRun(cell.cell, chosen, connection, view, timeout, interrupt_kills)
                 if self.roster.dead:

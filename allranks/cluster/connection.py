@@ -379,8 +379,9 @@ class Connection:
         pressed: list[InterruptRequested] = []
         failed: dict[str, Exception] = {}
         wait = 0.0 if self._unhandled else seconds
-        # As long as it runs, no cell of another thread does.
-        own = self.roster.cell if self.roster.thread == threading.get_ident() else None
+        # As long as it runs, no cell of another thread does. In this order: see `begin_cell`.
+        running, this = self.roster.cell, threading.get_ident()
+        own = running if self.roster.thread == this else None
         # Meanwhile no cell of another thread begins, whose first events this one would take; and
         # the events that have changed the state are all there.
         with nullcontext() if wait > 0 else self._wire.lock:
@@ -393,7 +394,8 @@ class Connection:
         # A hook or view that calls this itself goes on with the next event, and so does the thread
         # of a cell that begins meanwhile.
         while self._unhandled:
-            if (own is None or own is not self.roster.cell) and self.turns.is_of_another:
+            is_own = own is not None and own is self.roster.cell and self.roster.thread == this
+            if not is_own and self.turns.is_of_another:
                 break
             if (event := self._next()) is None:
                 break

@@ -27,7 +27,9 @@ class LastWords:
         #: The last known line of each rank, and the cell in which it was there.
         self._lines: dict[int, tuple[int, str]] = {}
         self.numbers: dict[str, int] = {}
-        """The numbers of the cells in the notebook, by their sources."""
+        """The numbers of cells in the notebook, by their sources; see `name_cells`."""
+        #: The cells, as ``In[3]``, by the file names of their code.
+        self._names: dict[str, str] = {}
         self.sent_nbytes: dict[int, int] = {}
         """How much of its log each rank has sent."""
         self.nbytes_before: dict[int, int] = {}
@@ -61,9 +63,18 @@ class LastWords:
         cell, line = self._lines.get(rank, (0, ""))
         return line if cell >= self._ranks.begun else ""
 
+    def name_cells(self) -> None:
+        """Keeps the names of the cells so far in place of their sources, which may be long."""
+        for source, number in self.numbers.copy().items():  # another thread may begin a cell
+            self._names[code_name(source)] = f"In[{number}]"
+            if self.numbers.get(source) == number:  # else that cell has the same source
+                self.numbers.pop(source, None)
+
     def _with_numbers(self, text: str) -> str:
-        names = {code_name(source): f"In[{number}]" for source, number in [*self.numbers.items()]}
-        return with_numbers(text, names)
+        if not text:
+            return ""  # as of most deaths
+        self.name_cells()
+        return with_numbers(text, self._names)
 
     def unsent_output(self, rank: int) -> str:
         # The part of its output that the rank did not get to send.

@@ -273,8 +273,9 @@ class ClusterState:
         self.closed = phase in ("stopped", "lost")
 
     def begin_cell(self, cell: int, ranks: Iterable[int], thread: int) -> None:
-        self.cell, self.abandoned = CellState(cell, ranks), False
+        # First: a thread that reads the cell, and then whose it is, never has that of another one.
         self.thread, self.cells, self.begun = thread, cell, cell
+        self.cell, self.abandoned = CellState(cell, ranks), False
 
     def end_cell(self) -> None:
         """All ranks have left the cell, as far as is known."""

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from allranks.cluster import failures
+from allranks.cluster import failures, last_words
 from allranks.cluster.failures import (
     ProcessExit,
     all_over,
@@ -164,6 +164,23 @@ def test_the_stack_of_a_crash_has_the_numbers_of_the_cells(tmp_path):
     assert told.traceback[1].endswith(
         '\n  File "In[3]", line 1 in f\n  File "In[4]", line 2 in <module>'
     )
+
+
+def test_a_cell_may_begin_while_the_words_of_a_death_are_found(tmp_path, monkeypatch):
+    ranks, log = ClusterState(1), tmp_path / "rank-0.log"
+    ranks.apply(Hello(0, 1, 0, 1, "host", 10, "cpu", "e", "mpi", str(log)))
+    log.write_text("the end\n")
+    words = LastWords(ranks)
+    words.numbers["f()"] = 1
+
+    def name_while_another_begins(source):
+        words.numbers["g()"] = 2
+        return code_name(source)
+
+    monkeypatch.setattr(last_words, "code_name", name_while_another_begins)
+    words.read_log(0)
+    assert words.death_text(ProcessExit(0, -9, by_launcher=False)).endswith("the end")
+    assert words.numbers == {"g()": 2}
 
 
 def test_a_rank_that_dies_was_last_seen_at_a_line_of_the_last_cell(tmp_path):

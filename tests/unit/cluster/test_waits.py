@@ -67,6 +67,39 @@ def test_the_errors_of_events_that_come_together_are_all_raised_each_once():
     assert Connection.step(ranks, 0) == [InterruptRequested()]
 
 
+def test_events_of_a_cell_that_another_thread_begins_meanwhile_stay_for_that_one():
+    class Roster(ClusterState):
+        begins = False
+
+        @property
+        def thread(self):
+            found = self._thread
+            if self.begins:  # just when this thread has read whose the last cell was
+                self.begins = False
+                self.begin_cell(2, (0,), found + 1)
+            return found
+
+        @thread.setter
+        def thread(self, thread):
+            self._thread = thread
+
+    inbox, roster = EventQueue(), Roster(1)
+    roster.begin_cell(1, (0,), threading.get_ident())
+    roster.end_cell()
+    inbox.put(InterruptRequested())
+    ranks = SimpleNamespace(
+        inbox=inbox,
+        roster=roster,
+        turns=SimpleNamespace(is_of_another=True, await_own=list),
+        _wire=SimpleNamespace(lock=threading.RLock()),
+        _unhandled=deque(),
+    )
+    ranks._next = partial(Connection._next, ranks)
+    roster.begins = True
+    assert Connection.step(ranks, 0) == []
+    assert (roster.cell.cell, inbox.wait(0)) == (2, [InterruptRequested()])
+
+
 def test_a_cell_behind_a_request_that_an_interrupt_has_not_ended_says_so():
     told = []
     ranks = SimpleNamespace(
