@@ -65,12 +65,12 @@ test("what a reader chooses is told to the kernel until the cell ends", () => {
 
 test("a kernel that ends in a cell ends the panel, which shows no rank as running", () => {
   const { acts, model } = modelWithKernel();
-  const tile = (rank, state) => ({ rank, state, activity: "", waits_for: "2", cpu_percent: 7 });
-  const data = new Data({ ...STATE, elapsed: 6, ranks: [tile(0, "running"), tile(1, "failed"), tile(2, "waiting")] }, model);
+  const tile = (rank, look) => ({ rank, state: "some", mark: "▶", look, doing: "some", cpu_percent: 7 });
+  const data = new Data({ ...STATE, elapsed: 6, ranks: [tile(0, ""), tile(1, "bad"), tile(2, "")] }, model);
   acts.forEach((act) => act(null, "busy"));
   assert.ok(!data.ended);
   acts.forEach((act) => act(null, "restarting"));
-  assert.deepEqual([...data.ranks.values()].map(({ state }) => state), ["unseen", "failed", "unseen"]);
+  assert.deepEqual([...data.ranks.values()].map(({ doing }) => doing), ["last seen", "some", "last seen"]);
   assert.match(data.title, /^the notebook's kernel ended after 6/);
   assert.ok(data.ended);
 });

@@ -10,7 +10,6 @@ import { takeStrips } from "./rank_time.js";
 
 // What JupyterLab calls a kernel that runs no cell any more.
 const ENDS = new Set(["restarting", "autorestarting", "terminating", "dead"]);
-const IN_THE_CELL = new Set(["running", "waiting", "waited"]);
 
 export class Data {
   /** @type {Map<number, Member>} */
@@ -181,8 +180,8 @@ export class Data {
     this.elapsed = (Date.now() - this.began) / 1000;
     this.title = `the notebook's kernel ended after ${formatSeconds(this.elapsed)}; below is what came before`;
     for (const [rank, tile] of this.ranks) {
-      if (!IN_THE_CELL.has(tile.state)) continue;
-      this.ranks.set(rank, { ...tile, state: "unseen", activity: "last seen", waits_for: "", cpu_percent: -1 });
+      if (tile.look) continue; // it has left the cell
+      this.ranks.set(rank, { ...tile, state: "unseen", mark: "", doing: "last seen", cpu_percent: -1 });
     }
     this.end();
     this.changed();
