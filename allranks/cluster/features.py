@@ -490,6 +490,7 @@ class NotebookHooks(Hooks[NotebookFeature]):
         self._leaving = self._having("cell_left")
         self._finishing = self._having("cell_finished")
         self._dying = self._having("rank_died")
+        self._showing = self._having("cell_shown")
         self.commands: dict[str, Callable[..., Any]] = {
             name: feature.command
             for feature in self.features
@@ -585,14 +586,17 @@ class NotebookHooks(Hooks[NotebookFeature]):
 
     def cell_shown(self, number: int, view: Any, folder: str) -> None:
         """Calls that hook; a feature that raises fails this cell, not the next one."""
-        error = sys.exception()
-        self.call(NotebookFeature.cell_shown, number, view, folder)
-        failed = self.take_failure()
-        if failed is None:
-            return
-        if error is None:
-            raise failed
-        error.add_note(str(failed))
+        own, failed = sys.exception(), list[FeatureFailed]()
+        for feature in self._showing:
+            try:
+                feature.cell_shown(number, view, folder)
+            except Exception as error:
+                failed.append(failure(feature.cell_shown, error))
+        if own is not None:
+            for one in failed:
+                own.add_note(str(one))
+        elif failed:
+            raise failed[0]
 
     def set_cell(self, cell: CellContext | None) -> None:
         """Sets the cell whose output is shown, if any; after one that a feature has run at the end

@@ -37,14 +37,14 @@ class CellHistory:
     def __init__(self) -> None:
         self._shown: dict[int, list[tuple[Data, Data]]] = {}
         self._files: dict[int, Path] = {}
-        self._last: int | None = None
+        self.last: int | None = None
+        """The number of the last one, also if there is nothing of it to keep."""
 
     def keep(self, number: int, view: Any, folder: str) -> None:
         """Keeps what a cell has shown and logged, once it has ended.
 
         In a notebook ``view`` has ``outputs``, with curves ``figures``; ``folder`` has the logs.
         """
-        self._last = number
         self._shown.pop(number, None)
         if (outputs := getattr(view, "outputs", None)) is not None:
             self._shown[number] = outputs()
@@ -65,7 +65,7 @@ class CellHistory:
 
         Raises UsageError if there is no such cell.
         """
-        number = self._last if number is None else number
+        number = self.last if number is None else number
         if number is None or number not in self._shown:
             raise UsageError(_missing(number, [*self._shown], "that a notebook shows"))
         return self._shown[number]
@@ -75,7 +75,7 @@ class CellHistory:
 
         None is the last cell. Raises UsageError if there is no such cell, or no data of it.
         """
-        number = int(which) if which and is_number(which) else self._last
+        number = int(which) if which and is_number(which) else self.last
         path = Path(which).expanduser() if which and not is_number(which) else None
         if path is None and number in self._files:
             path = self._files[number]

@@ -44,7 +44,10 @@ class NotebookHistory(NotebookFeature):
         self._past = CellHistory()
 
     def cell_shown(self, number: int, view: Any, folder: str) -> None:
-        self._past.keep(number, view, folder)
+        is_again, self._past.last = number == self._past.last, number
+        # Nothing of most cells in a terminal, and perhaps something of an earlier attempt.
+        if is_again or hasattr(view, "outputs") or getattr(view, "figures", None) is not None:
+            self._past.keep(number, view, folder)
 
     def command(self, name: str, *arguments: Any) -> Any:
         (asked,) = arguments
