@@ -27,6 +27,7 @@ from allranks.features.attach.sessions import as_time, seconds_of
 from allranks.features.attach.sharing import CANNOT_ASK, DetachedCell, answer, has_gone
 from allranks.features.attach.watched_cells import Joined, WatchedCells
 from allranks.magics.session import DEFAULT, NOTHING, Session
+from allranks.records import limits
 from allranks.records.ranks import label
 from allranks.widgets.dashboard.view import cell_view
 
@@ -394,11 +395,16 @@ class SharedSession(Session):
         self._task = None
 
     def _leave(self) -> str:
-        if self.running is not None:
-            self._lend(self.running)
+        had = self.running
+        if had is not None:
+            self._lend(had)
         joined = self.joined
         assert joined is not None
         self.forget_shared()
+        if had is not None:
+            # The host agent may read the next request before it knows that they are free.
+            with suppress(UsageError):
+                sessions.visit(joined.folder, "released", limits.RELEASES_SECONDS, os.getpid())
         found = sessions.visit(joined.folder, "leave")
         if found is None:
             return f"{joined.ranks} have ended."
