@@ -12,12 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from allranks.cluster.failures import read_status
 from allranks.engine.telemetry import importing
-from allranks.features.toolbar.groups import rows, summary
 from allranks.records.ranks import RUNNING, WAITS, Activity, ActivityState
 from allranks.records.telemetry import CallTotals, Points, Pulse, Timings
-from allranks.records.wire import Answer, Hello, Output, decode, encode
+from allranks.records.wire import Hello, Output
 from allranks.widgets.dashboard.cell_model import CellModel, Imports, Logs, Memory, Tiles
 from allranks.widgets.dashboard.curves import Curves, Key
 from allranks.widgets.dashboard.saved_panel import bundle
@@ -180,24 +178,6 @@ def test_a_heading_counts_the_ranks_and_says_for_whom_they_wait():
     for rank in range(4):
         tiles.left(rank, "ok")
     assert tiles.said() == "finished"
-
-
-def test_a_state_that_only_the_rank_knows_is_shown_alike_everywhere() -> None:
-    """As that of a feature that the notebook lacks."""
-    doing = Activity(ActivityState("asleep", "☾", "bad", is_named=True), "asleep in a cave")
-    pulse, _ = decode(encode(Pulse(1, 1, doing, "In[1]:2", 1 << 20, 5)))
-    answer, _ = decode(encode(Answer(1, 1, {"doing": doing, "rss_nbytes": 0, "line": ""}, "")))
-    assert isinstance(pulse, Pulse)
-    assert isinstance(answer, Answer)
-    tiles = Tiles([hello(0), hello(1)])
-    tiles.take(pulse)
-    found = {name: tiles.everything()[1][name] for name in ("state", "mark", "look", "doing")}
-    assert found == {"state": "asleep", "mark": "☾", "look": "bad", "doing": "asleep in a cave"}
-    status = read_status(hello(1), answer.content)
-    assert (status.state, tiles.said()) == ("asleep in a cave", "1 running, rank 1 asleep")
-    (row,) = rows([status])
-    assert (row["state"], row["detail"], row["is_bad"]) == ("asleep", "in a cave", True)
-    assert summary([status]) == "rank 1 asleep"
 
 
 def output(rank: int, known: int, *spans: list[int]) -> Output:

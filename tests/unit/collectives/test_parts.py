@@ -46,8 +46,7 @@ from allranks.collectives.host.shared_memory import Channel
 from allranks.collectives.ops import operations
 from allranks.collectives.timings import trace
 from allranks.errors import CollectiveMismatch
-from allranks.features.debugger.rank import PAUSED
-from allranks.features.prompts.rank import ASKS
+from allranks.records.ranks import Activity, ActivityState
 from allranks.records.telemetry import CallRecord
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="shared memory needs Linux")
@@ -229,6 +228,14 @@ def test_a_deadlock_told_while_a_rank_leaves_is_no_departure():
     world.scope = Scope("this cell", 5, None)
     with pytest.raises(CollectiveMismatch, match=r"^ranks 0–1 wait"):
         Watch(world)._left(Waiting(), (1,))
+
+
+def asks(word: str, text: str = "") -> Activity:
+    """The activity of a rank that a feature has wait for a person."""
+    return Activity(ActivityState(word, is_busy=True, waits=True, asks=True), text)
+
+
+ASKS, PAUSED = asks("waiting for input"), asks("paused", "paused in the debugger")
 
 
 @pytest.mark.parametrize(
