@@ -5,25 +5,12 @@ import sys
 from types import SimpleNamespace
 
 from allranks import features
-from allranks.cluster.features import CellContext, ClusterContext, NotebookHooks
+from allranks.cluster.features import ClusterContext, NotebookHooks
 from allranks.cluster.state import ClusterState
 from allranks.records.wire import Output, Reply
+from tests.unit.cluster.test_notebook_hooks import CELL
 
 FEATURES = os.path.dirname(features.__file__)
-CELL = CellContext(
-    number=1,
-    ranks=(0, 1),
-    shown=True,
-    kernel=None,
-    front_end="terminal",
-    pending=tuple,
-    interrupts=lambda: 0,
-    notice=lambda text: None,
-    show_output=lambda: None,
-    ask=lambda *_: {},
-    ask_soon=lambda *_: None,
-    poll=lambda call: None,
-)
 
 
 def test_a_cell_that_only_prints_runs_no_code_of_features_in_the_notebook():
