@@ -294,6 +294,7 @@ class World(RankState):
             self._check_thread(call)
         elif self.notebook and self.scope is PROCESS:
             self._check_for_strays(call)
+        outer = None
         # In one step of the interpreter: an interrupt cannot come between the lock and ``try``.
         (acquired,) = map(self.lock.acquire, _AT_ONCE)
         if not acquired:
@@ -303,8 +304,8 @@ class World(RankState):
             if self._paused and self._must_wait(call):
                 self._check_threads(call)
                 return self._in_turn(call, self.run, call, move, source, reduction, out)
-            if self.within is not None:
-                self._check_nested(call)
+            if self.within is not None and (outer := self._within_of_thread()) is not None:
+                self._check_nested(call, outer)
             if self.dirty or self.pending:
                 self.check_clean(call)
                 self.within = call
@@ -313,9 +314,7 @@ class World(RankState):
                     if self.gpu is not None and call.spec.device:
                         # It may begin later, in another thread, with another stream.
                         self.gpu.marked(call)
-                result = self._among_others(call, self._alongside(call))
-                self.within = None
-                return result
+                return self._among_others(call, self._alongside(call))
             self.within = call
             try:
                 if move is None:
@@ -345,9 +344,9 @@ class World(RankState):
                 self.journal.keep(call)
             else:
                 self.journal.add(call)
-            self.within = None
             return result
         finally:
+            self.within = outer
             self.lock.release()
 
     def _in_turn(self, call: Call, act: Callable[..., T], *arguments: Any) -> T:
@@ -373,6 +372,7 @@ class World(RankState):
         # Not a generator: Python drops an interrupt that comes while it ends one.
         if not all(map(partial(_excludes, call), self._queued)):
             self.watch.rest()
+            within = self._within_of_thread()  # None where a handle waits
             try:
                 self._queued.append(call)
                 with deferred():  # an interrupt would come between two steps without the lock
@@ -381,7 +381,7 @@ class World(RankState):
                     self._paused.remove(call)
             finally:
                 self._queued.remove(call)
-                self.within = call
+                self.within = within
         self.watch.attend(self._queued_and_left() or call, waited)
 
     def _queued_and_left(self) -> Call | None:
@@ -419,16 +419,13 @@ class World(RankState):
                 "Call collectives from one thread."
             )
 
-    def _check_nested(self, call: Call) -> None:
+    def _within_of_thread(self) -> Call | None:
+        """The call that this thread, which has the lock, is within."""
+        return self.within if self.within not in self._paused else None  # another thread's
+
+    def _check_nested(self, call: Call, other: Call) -> None:
         """Raises for a call within another one of the same group, which would take its place."""
-        # Another thread has no call of this group under way here: this one has waited for it.
-        other = self.within
-        if (
-            other is not None
-            and other.ordered
-            and call.ordered
-            and other.members.number == call.members.number
-        ):
+        if other.ordered and call.ordered and other.members.number == call.members.number:
             # No usage error: if it ends the other call, other ranks may wait for this one in that.
             raise CollectiveError(
                 f"{call.spec.title} at {call.site} needs the end of the call before: this rank is "
@@ -708,7 +705,6 @@ class World(RankState):
 
     def fail(self, call: Call, error: BaseException) -> None:
         """Publishes that this rank has left a collective, if it has."""
-        self.within = None
         # After the agreement a usage error is raised on all ranks: the epoch stays intact.
         if isinstance(error, (CollectiveMismatch, UsageError)) and not call.deadlock:
             return

@@ -419,9 +419,11 @@ WITHIN: dict[str, Callable[[], object]] = {
 @pytest.mark.parametrize("outer", WITHIN.values(), ids=WITHIN)
 def test_a_call_within_another_one_is_refused_and_changes_no_result(outer):
     """As by a function that a program has set for a signal, or by ``__del__``."""
-    raised, late = list[BaseException](), 1
+    raised, late, others = list[BaseException](), 1, c.comm.Dup()
+    alone = others.Split(c.rank())
 
     def call_within(*_):
+        assert alone.allreduce(1) == 1  # a group of its own
         with pytest.raises(CollectiveError) as caught:
             c.allreduce(100 * X, c.Sum)
         raised.append(caught.value)
@@ -447,6 +449,34 @@ def test_a_call_within_another_one_is_refused_and_changes_no_result(outer):
     for error in raised:
         assert "needs the end of the call before: this rank is within" in str(error)
     assert len(raised) == (c.rank() == 0)
+    alone.Free()
+    others.Free()
+    next_cell_works()
+
+
+def test_a_call_after_a_handle_that_let_another_thread_go_first_is_in_none():
+    others = c.comm.Dup()
+
+    def call_once_the_handle_waits():
+        if c.rank() > 0:
+            until(lambda: c.activity() != "")
+        assert others.allreduce(1) == c.size()
+
+    def body():
+        thread = threading.Thread(target=call_once_the_handle_waits)
+        if c.rank() > 0:
+            handle = c.allreduce_async(X, c.Sum)
+            thread.start()
+        else:
+            call_once_the_handle_waits()
+            handle = c.allreduce_async(X, c.Sum)
+        assert handle.synchronize()[0] == c.size()
+        assert c.allreduce(X, c.Sum)[0] == c.size()
+        if c.rank() > 0:
+            thread.join()
+
+    assert in_a_cell(body) is None
+    others.Free()
     next_cell_works()
 
 
