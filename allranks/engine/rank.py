@@ -32,6 +32,7 @@ import tornado.platform.asyncio  # noqa: F401
 from allranks import collectives, launched, own_files, port_filter, python_path
 from allranks.collectives import world
 from allranks.collectives.calls import frames, sites
+from allranks.collectives.calls.rank_state import DIED
 from allranks.collectives.start import runtime, under_mpi
 from allranks.engine import libraries, namespace, processes
 from allranks.engine.cell import CellRunner, watch_forks
@@ -288,6 +289,7 @@ class Rank:
             ),
         )
         self.wire.before_output = self._before_output
+        self.wire.without_notebook = self._find_dead
         # A widget for output reads this id, and then takes the output.
         kernel.kernel.set_parent([], {"header": {"msg_id": f"rank-{self.rank}"}})
         # The event loops of the rank's threads call time.monotonic, which a cell may replace.
@@ -313,6 +315,11 @@ class Rank:
         if self.wire.busy:
             self._features.call(RankFeature.cell_running)
         self._features.call(RankFeature.output_sending, False)
+
+    def _find_dead(self) -> None:
+        # Only a notebook reports deaths.
+        for rank in world.current().find_dead():
+            self._receive(Died(rank, DIED), [])
 
     def _notice(self, text: str) -> None:
         self.transcript.place(["notice", text])

@@ -98,6 +98,8 @@ class RankWire:
         #: Called before output is sent, except a cell's last, without this wire's lock: it takes
         #: another lock first.
         self.before_output: Callable[[], object] = lambda: None
+        #: Called as often as output is sent, while no notebook is there.
+        self.without_notebook: Callable[[], object] = lambda: None
         self._transcript = transcript
         self._telemetry = telemetry
         self._receive = receive
@@ -300,6 +302,8 @@ class RankWire:
                     self._leave_line()
                 if monotonic() >= next_tick:
                     next_tick = monotonic() + tick
+                    if not self._has_notebook:
+                        self.without_notebook()
                     self.send_output()
             except zmq.ContextTerminated:  # the process ends
                 return

@@ -188,6 +188,27 @@ def test_a_rank_that_dies_while_nobody_is_there_is_replaced_after_it(notebook):
     check_at_work(notebook)
 
 
+@pytest.mark.replaces
+def test_a_cell_ends_where_its_kernel_dies_before_it_has_reported_a_death(notebook):
+    victim = notebook.pids()[1]
+    notebook.on_ranks("keep('kept')")
+    notebook.start_on_ranks(
+        "import time\nprint('begun')\nif rank == 1: time.sleep(600)\nbarrier()"
+    ).wait_for("ranks 0–3 │ begun")
+    with stopped(notebook.pid):
+        os.kill(victim, signal.SIGKILL)
+        wait_until(lambda: not psutil.pid_exists(victim))
+        notebook.kill9()
+    again(notebook, attach=False)
+    while ", idle; " not in notebook.run("%distributed clusters").text:
+        notebook.drain(0.1)
+    attached = notebook.run("%distributed attach")
+    attached.fails("CellFailed", "ranks 0, 2–3 of 4 at line 5: RankLost: ", "rank 1 has died")
+    attached.says("finished while no notebook was attached", "rank 1 was replaced, with kept kept")
+    attached.says("was killed by signal 9").lacks("does not answer")
+    check_at_work(notebook)
+
+
 #: For a notebook: it asks only the first rank to join with new ones.
 _ASKS_ONE = """
 from allranks.cluster import cluster as held

@@ -8,6 +8,7 @@ import time
 
 import pytest
 
+from tests.faults.notebook import stopped
 from tests.hosts.conftest import SSH, folder_in
 from tests.hosts.notebook import NotebookOnAHost
 
@@ -78,6 +79,28 @@ def test_a_kernel_that_was_killed_as_it_tested_the_network_has_its_ranks_back(no
     while notebook.value(f"{tested}.over") != "True":
         time.sleep(0.01)
     assert notebook.value(f"{tested}.problems()") == "[]"
+
+
+@pytest.mark.parametrize("victim", [3, 2], ids=["a rank", "the first of its host"])
+def test_a_cell_ends_on_all_hosts_where_its_kernel_dies_before_it_has_reported_a_death(
+    hosts, notebook, victim
+):
+    pid = notebook.value(f"held.session.running.hellos[{victim}].pid")
+    notebook.start_on_ranks(
+        f"import time\nprint('begun')\nif rank == {victim}: time.sleep(600)\nbarrier()"
+    ).wait_for("ranks 0–3 │ begun")
+    with stopped(notebook.pid):
+        hosts.on("h2", "kill", "-9", pid)
+        kill(notebook)
+    again(notebook)
+    while ", idle; " not in notebook.run("%distributed clusters").text:
+        notebook.drain(0.1)
+    attached = notebook.run("%distributed attach")
+    attached.fails("CellFailed", "RankLost: ")
+    attached.says("finished while no notebook was attached", f"rank {victim} has died")
+    attached.says("was killed by signal 9", f"rank {victim} was replaced, with kept kept")
+    assert notebook.on_ranks("import os").status == "ok"
+    check_at_work(notebook)
 
 
 @pytest.mark.leases

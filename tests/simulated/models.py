@@ -59,6 +59,8 @@ class Job:
         self.world, self.size, self.count, self.mpiexec = world, size, count, mpiexec
         self.changed = Source()
         self.members: dict[int, Process] = {}
+        #: The processes of the ranks, since the last meeting that has succeeded.
+        self.places: dict[int, Process] = {}
         self.is_up = self.aborted = False
         #: mpiexec on the first host, and prted on the others.
         self.daemons: dict[str, Process] = {mpiexec.host.name: mpiexec}
@@ -103,8 +105,20 @@ class Job:
             self.changed.notify()
 
     def _died(self, process: Process) -> None:
+        self.changed.notify()
         if self._meeting is not None:
             self._look(self._meeting)
+
+    def dead(self, observer: Process) -> set[int]:
+        """The ranks that have died, as far as others of their host can show it to this process."""
+        alive = {process.host.name for process in self.places.values() if process.alive}
+        return {
+            rank
+            for rank, process in self.places.items()
+            if not process.alive
+            and process.host.name in alive
+            and not self.world.cut(process.host.name, observer.host.name)
+        }
 
     def heal(self, process: Process, rank: int, dead: Sequence[int] = (), number: int = 0) -> None:
         """Returns when all living processes have called it; raises HealFailed if one dies.
@@ -172,6 +186,9 @@ class Job:
         ranks = sorted(rank for rank in arrived if rank >= 0)
         meeting.over = True
         meeting.succeeded = complete and ranks == list(range(self.size))
+        if meeting.succeeded:
+            came = [(process, rank) for process, rank in meeting.arrived.values() if process.alive]
+            self.places |= {rank: process for process, rank in came if rank >= 0}
         self.changed.notify()
 
 
@@ -431,7 +448,7 @@ class Rank:
         self._to_do: list[Callable[[], object]] = []
         #: Notified when the main thread has something to look at.
         self._wake = Source()
-        self._cell, self._is_busy, self._is_interrupted = 0, False, False
+        self._cell, self.is_busy, self._is_interrupted = 0, False, False
         #: The cell for which an interrupt has come before its begin.
         self._early = 0
         self._died: dict[int, str] = {}
@@ -466,6 +483,7 @@ class Rank:
                 raise SystemExit(1) from None
         else:
             self._job.init(self.p)
+            self._job.places[self.rank] = self.p
         self._epoch = self._job.epoch
         self.p.host.files[SHARED.format(self.p.pid)] = b""
         self._context = zeromq.Context()
@@ -474,6 +492,7 @@ class Rank:
         self._greet()
         self.world.serving(self)
         Thread(self.p, self._serve, "wire")
+        Thread(self.p, self._find_dead, "deaths")
         end = self.p.fds[self._last]
         while True:
             self.world.block(lambda: self._to_do or end.readable(), [self._wake, end.source])
@@ -518,6 +537,21 @@ class Rank:
         urls = COMMANDS_AT_HOME.format(self._home), EVENTS_AT_HOME.format(self._home)
         # Not refused connections: the next notebook is not there yet.
         self._connect(*urls, _LATER_MS, zeromq.EVENT_DISCONNECTED)
+        self._wake.notify()
+
+    def _find_dead(self) -> None:
+        """Finds the ranks that have died while no notebook is there, which would report them."""
+        job = self._job
+        while True:
+            self.world.block(
+                lambda: not self._is_attached and job.dead(self.p) - self._died.keys(),
+                [self._wake, job.changed],
+            )
+            # Those of their host look now and then, and show it to the other hosts.
+            system.sleep(self.world.rng.uniform(0, 0.3))
+            if not self._is_attached:
+                self._died |= dict.fromkeys(job.dead(self.p) - self._died.keys(), "has died")
+                self._wake.notify()
 
     def _greet(self) -> None:
         hello = self._wire.Hello(
@@ -553,7 +587,7 @@ class Rank:
         elif isinstance(record, wire.RunMember):
             self._do(lambda: self._run_member(record, payloads[0]))
         elif isinstance(record, wire.Interrupt):
-            if self._is_busy and self._cell == record.cell:
+            if self.is_busy and self._cell == record.cell:
                 self._is_interrupted = True
                 self._wake.notify()
             else:
@@ -564,7 +598,7 @@ class Rank:
         elif isinstance(record, wire.Query):
             if record.name in _REQUESTS_AT_ONCE:
                 self._answer(record)
-            elif self._is_busy:
+            elif self.is_busy:
                 problem = f"rank {self.rank} is running a cell"
                 self._send(wire.Answer(record.request, self.rank, {}, problem))
             elif record.name == "save" and self._is_healing:
@@ -594,7 +628,7 @@ class Rank:
     def _on_status(self) -> dict[str, Any]:
         from allranks.records.ranks import IDLE, RUNNING
 
-        doing = RUNNING if self._is_busy else IDLE
+        doing = RUNNING if self.is_busy else IDLE
         return {"pid": self.p.pid, "rss_nbytes": 0, "doing": doing, "line": ""}
 
     def _on_send(self) -> None: ...
@@ -610,7 +644,7 @@ class Rank:
 
     def _on_attach(self) -> dict[str, Any]:
         self._greet()
-        about = {"member": False, "busy": self._is_busy, "unseen": self._is_unseen}
+        about = {"member": False, "busy": self.is_busy, "unseen": self._is_unseen}
         epoch = {"epoch": self._epoch, "dirty": self._is_dirty}
         traffic = {"traffic": self._had_traffic, "failed": self._has_failed}
         others = {"died": sorted(self._died), "new": self._is_new}
@@ -680,7 +714,7 @@ class Rank:
         world.runs(self, cell.cell)
         world.begins_in(self, cell.cell, self._epoch, self._is_dirty)
         world.trigger("run")
-        self._cell, self._is_busy = cell.cell, True
+        self._cell, self.is_busy = cell.cell, True
         self._is_interrupted = self._early == cell.cell
         self._kept.clear()
         last = {"cell": cell.cell, "label": cell.label, "ranks": cell.ranks}
@@ -704,7 +738,7 @@ class Rank:
         else:
             self._is_dirty = is_reduce
         self._has_failed = status != "ok"
-        self._is_busy = False
+        self.is_busy = False
         self._running[self.rank] = 0
         ends = "it ends" if self.rank in spec.get("ends", ()) else ""
         if ends:
@@ -719,7 +753,7 @@ class Rank:
         world, spec = self.world, ast.literal_eval(run.source)
         world.runs(self, run.cell)
         world.trigger("run")
-        self._cell, self._is_busy = run.cell, True
+        self._cell, self.is_busy = run.cell, True
         self._is_interrupted = self._early == run.cell
         self._running[self.rank] = run.number
         began = world.now
@@ -727,7 +761,7 @@ class Rank:
         status = "interrupted" if self._is_interrupted else "ok"
         numbers = {"x": float(pickle.loads(packed)["x"])}
         result = self._wire.Result(self.rank, run.cell, numbers, "", 0, "", "")
-        self._is_busy = False
+        self.is_busy = False
         self._running[self.rank] = 0
         replies = [self._reply(run.cell, status, world.now - began, "")]
         self._send(*last_line, *([result] if status == "ok" else []), *replies)

@@ -44,6 +44,36 @@ def test_ranks_can_be_attached_to_after_a_kernel_and_a_rank_died_in_a_replacemen
     assert not world.notebook.cell(reduce(sets=2)).error
 
 
+def _dies_before_it_reports_a_death(world: ClusterWorld, notebook: SimulatedNotebook) -> None:
+    notebook.start()
+    notebook.stay()
+    victim = world.chance.randrange(world.size)
+    world.when("run", lambda: notebook.process.freeze(60), after=0.1)
+    world.when("run", lambda: world.kill_rank(victim), after=world.chance.uniform(0.1, 1.2))
+    world.when("run", notebook.kill, after=1.3)
+    notebook.dies_in({**reduce(seconds=1.0, sets=1), "late": (victim,)})
+    world.pass_time(5)
+    busy = [rank for rank in range(world.size) if (model := world.rank(rank)) and model.is_busy]
+    assert not busy, f"ranks {busy} still wait for rank {victim}"
+    assert world.new_notebook().attach(notebook)
+    assert world.notebook.told("RankLost")
+    assert not world.notebook.cell(reduce(sets=2)).error
+
+
+@simulated(seeds=10)
+def test_a_cell_ends_where_its_kernel_dies_before_it_has_reported_a_death(
+    world: ClusterWorld, notebook: SimulatedNotebook
+) -> None:
+    _dies_before_it_reports_a_death(world, notebook)
+
+
+@simulated(seeds=5, hosts=0, ranks=4)
+def test_a_cell_on_one_machine_ends_where_its_kernel_dies_before_it_has_reported_a_death(
+    world: ClusterWorld, notebook: SimulatedNotebook
+) -> None:
+    _dies_before_it_reports_a_death(world, notebook)
+
+
 @simulated(seeds=10)
 def test_ranks_can_be_attached_to_while_one_of_their_hosts_loses_power(
     world: ClusterWorld, notebook: SimulatedNotebook

@@ -1,9 +1,9 @@
 """The state of a rank, and its view of the other ranks.
 
 Ranks publish their state on a board in shared memory: a page for each rank, written by its owner
-(except for `ASKED` to `ROUND`) and read by all. A read needs no action of the owner, so it works
-for ranks that compute, that are in a C call, and that have left. Pages of ranks on other hosts are
-copies.
+(except for `ASKED` to `ROUND`, and `DEAD`) and read by all. A read needs no action of the owner, so
+it works for ranks that compute, that are in a C call, and that have left. Pages of ranks on other
+hosts are copies.
 """
 
 from __future__ import annotations
@@ -61,6 +61,8 @@ EPOCH_SHIFT = 40
 """Counters hold the epoch in their upper bits: what an old epoch left counts as not arrived."""
 GONE = 1 << 62
 """A scope number above all others: the rank has left for good."""
+DEAD = GONE + 1
+"""The same for a rank that has died: another rank of its host marks it."""
 
 _TEXTS, _TEXT = 512, 712
 _PLACES = *((_TEXTS + kind * _TEXT, _TEXT) for kind in range(ASKS)), (8 * ENDED_PARTS.stop, 128)
@@ -253,6 +255,8 @@ def lost_word(how: int, through: int) -> int:
 
 FINISHED = "finished the cell"
 """The reason of a rank that left its cell without an error."""
+DIED = "has died"
+"""The reason of a rank whose death was not reported."""
 INTERRUPTED = "was interrupted"
 """The reason of an interrupted rank: most likely this rank receives the interrupt soon, too."""
 
@@ -501,12 +505,19 @@ class RankState:
             self.wake_exchange()
 
     def is_lost(self, rank: int) -> bool:
-        return rank in self.died or bool(self.board.get(rank, LOST)) or self._is_cut_off(rank)
+        return self.has_died(rank) or bool(self.board.get(rank, LOST)) or self._is_cut_off(rank)
+
+    def has_died(self, rank: int) -> bool:
+        """Whether a rank has died, by a report to this one or a mark on the board."""
+        return rank in self.died or self.board.get(rank, LEFT) == DEAD
+
+    def _death(self, rank: int) -> str:
+        return self.died.get(rank, DIED)
 
     def _is_cut_off(self, rank: int) -> bool:
         """Whether the first rank of this host, which received the states of that one, has died."""
         first = self.shares[self.rank]
-        return first in self.died and self.shares[rank] != first
+        return self.has_died(first) and self.shares[rank] != first
 
     @contextmanager
     def renewing(self, place: str) -> Iterator[None]:
@@ -552,9 +563,9 @@ class RankState:
         scope = self.scope
         # The notebook reports deaths, but it may be what waits for the answer to this request.
         if self.request and rank not in self.died and self._has_ended(rank):
-            self.died[rank] = "has died"
-        if rank in self.died:
-            return -1, self.died[rank]
+            self.died[rank] = DIED
+        if self.has_died(rank):
+            return -1, self._death(rank)
         if scope.ranks is not None and rank not in scope.ranks:
             return 1, f"does not run {scope.name} (-r {compact(scope.ranks, '-').replace(' ', '')})"
         board = self.board
@@ -582,10 +593,20 @@ class RankState:
             return 2, f"cannot be reached: {between}, which reported its state"
         if self._is_cut_off(rank):
             first = self.shares[self.rank]
-            ended = f"rank {first}, which reported its state, {self.died[first]}"
+            ended = f"rank {first}, which reported its state, {self._death(first)}"
             return 2, f"cannot be reached: {ended}"
         broken = board.get(rank, BROKEN) >> 1 == self.epoch + 1
         return (2, with_source(board.text(rank, BROKE))) if broken else None
+
+    def find_dead(self) -> list[int]:
+        """Marks ranks of this host that have died without a report; returns them, and those that
+        another rank has marked. For any thread.
+        """
+        unreported = [rank for rank in range(self.size) if rank not in self.died]
+        for rank in unreported:
+            if self._has_ended(rank):
+                self.board.ask(rank, DEAD, LEFT)
+        return list(filter(self.has_died, unreported))
 
     def _has_ended(self, rank: int) -> bool:
         """Whether the process of a rank has ended, if it is one that this rank can look for."""
@@ -593,8 +614,8 @@ class RankState:
             return False
         try:
             os.kill(self.board.get(rank, PID), 0)
-        except ProcessLookupError:
-            return True
+        except OSError as error:  # another user's process may have its number now
+            return isinstance(error, ProcessLookupError)
         return False
 
     def has_failed(self, rank: int) -> bool:
@@ -644,7 +665,7 @@ class RankState:
 
         ``why`` is the text of its `departure`.
         """
-        if {rank, self.shares[rank]} & self.died.keys():
+        if self.has_died(rank) or self.has_died(self.shares[rank]):
             return "Run the cell again once the dead rank has been replaced."
         if self.is_lost(rank):
             return "Check that host and its network, and start the ranks again."

@@ -448,6 +448,24 @@ def test_a_wait_in_a_clients_request_ends_if_the_process_of_a_rank_of_this_host_
     assert state.departure(1) is None
 
 
+def test_a_rank_finds_who_has_died_on_its_host_and_shows_it_to_other_hosts():
+    pages, hosts = mmap.mmap(-1, Board.nbytes(3)), (0, 0, 1)
+    near, far = (RankState(n, hosts, Board(pages, (0, 1, 2), n)) for n in (0, 2))
+    near.shares = far.shares = (0, 0, 2)  # the exchange between hosts copies pages
+    dying = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    Board(pages, (0, 1, 2), 1).put(PID, dying.pid)
+    assert near.find_dead() == far.find_dead() == []
+    dying.communicate()
+    assert far.departure(1) is None  # its host has processes of the same numbers
+    assert near.find_dead() == far.find_dead() == [1]
+    for state in (near, far):
+        assert state.departure(1) == (-1, "has died")
+        assert state.is_lost(1)
+        state.died[1] = "was killed by signal 9"  # a notebook has come
+        assert state.departure(1) == (-1, "was killed by signal 9")
+        assert state.find_dead() == []
+
+
 def test_pieces_of_one_array_are_joined_without_a_copy():
     whole = np.arange(24, dtype=np.uint8)
     like = np.empty((0, 2), np.int16)
