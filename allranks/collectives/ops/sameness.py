@@ -181,10 +181,8 @@ def _described(place: str, leaf: Any, arrays: dict[str, Any]) -> Leaf:
 def _bytes_of(array: Array) -> Array:
     """The bytes of all values, without those that no value uses, which are what memory had."""
     if array.dtype.names:
-        from numpy.lib.recfunctions import repack_fields  # here: it takes time to import
-
-        array = array.astype(repack_fields(array.dtype, recurse=True))
-    found = array.reshape(-1).view(np.uint8)
+        return np.concatenate([_bytes_of(array[name]) for name in array.dtype.names])
+    found = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
     if array.dtype.char in "gG" and _EXTENDED.itemsize > _USED_OF_EXTENDED:
-        found = found.reshape(-1, _EXTENDED.itemsize)[:, :_USED_OF_EXTENDED]
-    return np.ascontiguousarray(found)
+        found = found.reshape(-1, _EXTENDED.itemsize)[:, :_USED_OF_EXTENDED].reshape(-1)
+    return found

@@ -14,7 +14,7 @@ from functools import partial
 from mmap import mmap
 from threading import get_ident
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from allranks.collectives.calls import rank_state as fields
 from allranks.collectives.calls.call import (
@@ -196,8 +196,11 @@ class World(RankState):
         self._turns = threading.Condition(self.lock)
         self._queued: list[Call] = []
         """The calls of threads that wait for the lock, also within the wait of a call."""
-        self._paused: list[Call] = []
-        """The calls that have begun, and let those of other threads go first."""
+        self._paused: list[_Paused] = []
+        self._progresses = False
+        """Whether posted calls are advanced at this moment."""
+        self._advanced: Call | None = None
+        """The last one of which a step has run."""
         self._threaded_cell = -1
         """The last cell in which a thread of the user has made a collective."""
         self.journal = Journal(self)
@@ -208,7 +211,7 @@ class World(RankState):
         self.lost: RankLeft | None = None
         """Why one of them can never end; raised by the next call, or at the end of the cell."""
         self.within: Call | None = None
-        """The call that a thread of this rank makes, except those of handles."""
+        """The call that the thread with the lock makes, except those of handles."""
         self._threads_reported = -1
         """The last cell for which calls from several threads were reported."""
         self.line_reporter: LineReporter | None = None
@@ -301,13 +304,15 @@ class World(RankState):
             self._check_threads(call)
             return self._in_turn(call, self.run, call, move, source, reduction, out)
         try:
-            if self._paused and self._must_wait(call):
-                self._check_threads(call)
-                return self._in_turn(call, self.run, call, move, source, reduction, out)
-            if self.within is not None and (outer := self._within_of_thread()) is not None:
-                self._check_nested(call, outer)
+            outer = self.within
+            if outer is not None or self._paused:
+                self._check_nested(call)
+                if self._must_wait(call):
+                    self._check_threads(call)
+                    return self._in_turn(call, self.run, call, move, source, reduction, out)
             if self.dirty or self.pending:
                 self.check_clean(call)
+                self._check_advanced(call)
                 self.within = call
                 if move is not None:
                     call.steps = call.moved(move, source, reduction, out)
@@ -351,37 +356,43 @@ class World(RankState):
 
     def _in_turn(self, call: Call, act: Callable[..., T], *arguments: Any) -> T:
         """Acts on a call, with the lock; calls of other threads that have begun let it go first."""
+        waits = True
         try:
             self._queued.append(call)
             with self.lock:
-                while self._paused and self._must_wait(call):
+                while self._must_wait(call):
                     with deferred():
                         self._turns.wait(_TURN_SECONDS)  # without the lock
                 self._queued.remove(call)
+                waits = False  # a handle may be there once more, for a wait around this one
                 return act(*arguments)
         finally:
-            if call in self._queued:  # interrupted before it had the lock
+            if waits and call in self._queued:  # interrupted before it had the lock
                 self._queued.remove(call)
 
     def _must_wait(self, call: Call) -> bool:
         """Whether a call of another thread, which has begun, must end before this one begins."""
-        return any(map(partial(_excludes, call), self._paused))
+        me = get_ident()
+        return any(one.thread != me and _excludes(call, one.awaited) for one in self._paused)
 
     def _attend(self, call: Call, waited: float) -> None:
         """Called every 20 ms of a wait: another thread may make the call that ends it."""
         # Not a generator: Python drops an interrupt that comes while it ends one.
         if not all(map(partial(_excludes, call), self._queued)):
             self.watch.rest()
-            within = self._within_of_thread()  # None where a handle waits
+            paused = _Paused(call, self.within, get_ident())
             try:
                 self._queued.append(call)
                 with deferred():  # an interrupt would come between two steps without the lock
-                    self._paused.append(call)
-                    self._turns.wait(_TURN_SECONDS)  # without the lock
-                    self._paused.remove(call)
+                    self._paused.append(paused)
+                    self.within = None
+                    try:
+                        self._turns.wait(_TURN_SECONDS)  # without the lock
+                    finally:  # also where a function for another signal raises
+                        self._paused.remove(paused)
+                        self.within = paused.within
             finally:
                 self._queued.remove(call)
-                self.within = within
         self.watch.attend(self._queued_and_left() or call, waited)
 
     def _queued_and_left(self) -> Call | None:
@@ -404,14 +415,8 @@ class World(RankState):
 
     def _check_threads(self, call: Call) -> None:
         """Gives a notice, once in a cell, if another thread is in a call of the same group."""
-        other, cell = self.within, self.scope.number
-        if (
-            other is not None
-            and other.ordered
-            and call.ordered
-            and other.members.number == call.members.number
-            and self._threads_reported != cell
-        ):
+        others, cell = [self.within, *(one.within for one in list(self._paused))], self.scope.number
+        if self._threads_reported != cell and any(_same_order(call, one) for one in others):
             self._threads_reported = cell
             self.notice(
                 f"{call.spec.op} is called from several threads at once: ranks match calls by "
@@ -419,19 +424,25 @@ class World(RankState):
                 "Call collectives from one thread."
             )
 
-    def _within_of_thread(self) -> Call | None:
-        """The call that this thread, which has the lock, is within."""
-        return self.within if self.within not in self._paused else None  # another thread's
-
-    def _check_nested(self, call: Call, other: Call) -> None:
+    def _check_nested(self, call: Call) -> None:
         """Raises for a call within another one of the same group, which would take its place."""
-        if other.ordered and call.ordered and other.members.number == call.members.number:
-            # No usage error: if it ends the other call, other ranks may wait for this one in that.
-            raise CollectiveError(
-                f"{call.spec.title} at {call.site} needs the end of the call before: this rank is "
-                f"within {other.spec.title} at {other.site}. A function that Python calls at any "
-                "moment, as one for a signal or __del__, has to leave collectives to the program."
-            )
+        me = get_ident()
+        # A function for a signal also runs while its thread lets those of others go first.
+        mine = [self.within, *(one.within for one in self._paused if one.thread == me)]
+        other = next((one for one in mine if one is not None and _same_order(call, one)), None)
+        if other is not None:
+            raise _nested(call, other)
+
+    @property
+    def makes_call(self) -> bool:
+        """Whether a thread of this rank is within a call, except of a handle. For any thread."""
+        calls = [self.within, *(one.within for one in list(self._paused))]
+        return any(call is not None for call in calls)
+
+    def _check_advanced(self, call: Call) -> None:
+        """Raises for a call that would wait for steps of posted calls, within such a step."""
+        if self._progresses:
+            raise _nested(call, self._advanced or call)
 
     def _check_for_strays(self, call: Call) -> None:
         """Gives a notice, once after the beginning of a cell, if a call is not that cell's.
@@ -472,6 +483,7 @@ class World(RankState):
         if not call.done or call.queued:  # the GPU has not ended a queued one
             self.check_clean(call)
         if not call.done:
+            self._check_advanced(call)
             return self._among_others(call, self._until(call))
         if call.error is not None:
             raise call.error
@@ -527,7 +539,9 @@ class World(RankState):
         return call
 
     def _submit(self, call: Call) -> None:
+        self._check_nested(call)
         self.check_clean(call)
+        self._check_advanced(call)
         with self.presence:
             self._enqueue(call)
             self.progress()
@@ -548,14 +562,30 @@ class World(RankState):
         self.groups[call.members.number].queue.append(call)
 
     def progress(self) -> None:
-        """Advances the first call of every group without waiting."""
+        """Advances the first call of every group without waiting; nothing within a step of one, as
+        in a function for a signal.
+        """
+        if self._progresses:
+            return
+        self._progresses = True
+        try:
+            self._progress()
+        finally:
+            self._progresses, self._advanced = False, None
+
+    def _progress(self) -> None:
         self._end_queued()
         # The thread of a paused call goes on with those of its group.
-        left_out = {call.members.number for call in self._paused if call.ordered}
+        me = get_ident()
+        left_out = {
+            one.awaited.members.number
+            for one in self._paused
+            if one.awaited.ordered and one.thread != me
+        }
         # A copy, because a communicator that is dropped meanwhile closes its group.
         for group in list(self.groups.values()):
             while group.queue and group.number not in left_out:
-                call = group.queue[0]
+                call = self._advanced = group.queue[0]
                 try:
                     if not self._advance(call):
                         break
@@ -572,7 +602,7 @@ class World(RankState):
         if not self.queued:
             return
         while self.queued:
-            call = self.queued[0]
+            call = self._advanced = self.queued[0]
             try:
                 next(call.steps)
             except StopIteration:
@@ -686,7 +716,8 @@ class World(RankState):
             self.progress()
             if call.done:
                 break
-            first = self.groups[call.members.number].queue[0]
+            # A function for a signal may have ended all of them since.
+            first = next(iter(self.groups[call.members.number].queue), call)
             # The rank that blocks it may be outside its group.
             yield first.behind or first
         if call.error is not None:
@@ -805,14 +836,40 @@ class World(RankState):
             group.renew()
 
 
+class _Paused(NamedTuple):
+    """A wait of a thread that lets the calls of others go first: it has not the lock."""
+
+    awaited: Call
+    """The call whose end it awaits first, which may be that of a handle."""
+    within: Call | None
+    thread: int
+
+
+def _same_order(one: Call, other: Call | None) -> bool:
+    """Whether the ranks match two calls by one order: that of their group."""
+    return (
+        other is not None
+        and one.ordered
+        and other.ordered
+        and one.members.number == other.members.number
+    )
+
+
+def _nested(call: Call, other: Call) -> CollectiveError:
+    # No usage error: if it ends the other call, other ranks may wait for this one in that.
+    return CollectiveError(
+        f"{call.spec.title} at {call.site} needs the end of the call before: this rank is within "
+        f"{other.spec.title} at {other.site}. A function that Python calls at any moment, as one "
+        "for a signal or __del__, has to leave collectives to the program."
+    )
+
+
 def _excludes(one: Call, other: Call) -> bool:
     """Whether two calls of different threads cannot overlap: the ranks match the calls of a group
     by their order, and a GPU has one order for all groups of NCCL.
     """
-    if not (one.ordered and other.ordered):
-        return False
-    same = one.members.number == other.members.number
-    return same or bool(one.spec.device and other.spec.device)
+    both = one.ordered and other.ordered
+    return _same_order(one, other) or bool(both and one.spec.device and other.spec.device)
 
 
 process: World | None = None

@@ -59,7 +59,7 @@ def look(beside_collectives: bool) -> tuple[Path, Doing, list[int]]:
     call the user's code to read data, as those of TensorFlow do, the lines of one of them follow,
     and the threads are returned, within a collective only ``beside_collectives``.
     """
-    within = world.current().within is not None
+    within = world.current().makes_call
     if within and not beside_collectives:
         return (), Doing.COLLECTIVE, []
     frames = frames_of_threads()

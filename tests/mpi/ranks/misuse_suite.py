@@ -6,7 +6,8 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 
 import numpy as np
@@ -34,6 +35,7 @@ from tests.agents import numbers
 pytestmark = pytest.mark.skipif(c.size() < 2, reason="a mistake takes two ranks")
 TIMES = int(os.environ.get("ALLRANKS_TEST_TIMES", "2"))
 X = np.ones(4)
+_SIGNALS = 20
 
 
 def many(reverse: bool) -> list[object]:
@@ -424,9 +426,10 @@ def test_a_call_within_another_one_is_refused_and_changes_no_result(outer):
 
     def call_within(*_):
         assert alone.allreduce(1) == 1  # a group of its own
-        with pytest.raises(CollectiveError) as caught:
-            c.allreduce(100 * X, c.Sum)
-        raised.append(caught.value)
+        for within in (c.allreduce, c.allreduce_async):
+            with pytest.raises(CollectiveError) as caught:
+                within(100 * X, c.Sum)
+            raised.append(caught.value)
         c.send(X, late)
 
     def signal_once_it_waits():
@@ -448,7 +451,7 @@ def test_a_call_within_another_one_is_refused_and_changes_no_result(outer):
     assert in_a_cell(body) is None
     for error in raised:
         assert "needs the end of the call before: this rank is within" in str(error)
-    assert len(raised) == (c.rank() == 0)
+    assert len(raised) == 2 * (c.rank() == 0)
     alone.Free()
     others.Free()
     next_cell_works()
@@ -477,6 +480,109 @@ def test_a_call_after_a_handle_that_let_another_thread_go_first_is_in_none():
 
     assert in_a_cell(body) is None
     others.Free()
+    next_cell_works()
+
+
+def test_a_call_of_another_thread_that_outlasts_one_behind_a_handle_is_in_none():
+    others, ended = c.comm.Dup(), threading.Event()
+
+    def call_while_the_main_thread_waits():
+        until(lambda: c.activity() != "")
+        others.Barrier()
+        ended.set()
+
+    def report_that_it_waits():
+        until(lambda: "Barrier" in c.activity())
+        c.send(X, 0)
+
+    def body():
+        functions = call_while_the_main_thread_waits, report_that_it_waits
+        threads = [threading.Thread(target=one) for one in functions]
+        if c.rank() > 0:
+            handle = c.allreduce_async(X, c.Sum)
+            for thread in threads:
+                thread.start()
+        else:
+            for rank in range(1, c.size()):
+                c.recv(rank)
+            handle = c.allreduce_async(X, c.Sum)
+        assert c.allreduce(X, c.Sum)[0] == handle.synchronize()[0] == c.size()
+        if c.rank() == 0:
+            others.Barrier()
+        else:
+            for thread in threads:
+                thread.join()
+            assert ended.is_set()
+        assert c.allreduce(X, c.Sum)[0] == c.size()
+
+    assert in_a_cell(body) is None
+    others.Free()
+    next_cell_works()
+
+
+@contextmanager
+def timer(function: Callable[..., object], seconds: float, *, again: bool = True) -> Iterator[None]:
+    """A program's function for a signal, on one rank."""
+    if c.rank() > 0:
+        yield
+        return
+    before = signal.signal(signal.SIGALRM, function)
+    signal.setitimer(signal.ITIMER_REAL, seconds, seconds if again else 0)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def test_a_call_within_one_that_lets_another_thread_go_first_is_refused():
+    others, refused, late = c.comm.Dup(), list[str](), 1
+
+    def call_within(*_):
+        if c.activity() != "" or refused:
+            with pytest.raises(CollectiveError) as caught:
+                c.allreduce(100 * X, c.Sum)
+            refused.append(str(caught.value))
+        if len(refused) < _SIGNALS:
+            signal.setitimer(signal.ITIMER_REAL, 0.013)
+        else:
+            c.send(X, late)
+
+    def body():
+        thread = threading.Thread(target=others.allreduce, args=(1,))
+        if c.rank() == 0:
+            thread.start()
+        if c.rank() == late:
+            c.recv(0)
+        with timer(call_within, 0.013, again=False):
+            assert c.allreduce(X, c.Sum)[0] == c.size()
+        if c.rank() == 0:
+            thread.join()
+        else:
+            others.allreduce(1)
+
+    assert in_a_cell(body) is None
+    assert len(refused) == _SIGNALS * (c.rank() == 0)
+    assert all("this rank is within allreduce(Sum)" in text for text in refused)
+    others.Free()
+    next_cell_works()
+
+
+def test_a_function_for_a_signal_may_look_at_a_handle_at_any_moment():
+    handles = list[c.Handle]()
+
+    def body():
+        for _ in range(20 * TIMES):
+            handles[:] = [c.allreduce_async(np.ones(1_000_000), c.Sum) for _ in range(2)]
+            assert all(handle.synchronize()[-1] == c.size() for handle in handles)
+
+    def look(*_):
+        for handle in handles:
+            handle.poll()
+        signal.setitimer(signal.ITIMER_REAL, 0.003)
+
+    with timer(look, 0.003, again=False):
+        assert in_a_cell(body) is None
     next_cell_works()
 
 

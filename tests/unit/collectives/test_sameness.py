@@ -126,6 +126,18 @@ def test_gaps_between_fields_do_not_count():
     assert len(compared(lambda rank: rows(rank, float(rank)))) == 1
 
 
+def test_gaps_within_fields_do_not_count():
+    def rows(rank, last=1.0):
+        inner = np.dtype([("a", "i1"), ("b", "f8")], align=True)
+        found = np.empty(3, np.dtype([("pair", inner, (2,)), ("long", "longdouble")]))
+        found.view(np.uint8)[:] = rank
+        found["pair"]["a"], found["pair"]["b"], found["long"] = 7, last, last
+        return found
+
+    assert compared(rows) == []
+    assert len(compared(lambda rank: rows(rank, float(rank)))) == 1
+
+
 def test_the_labels_of_tables_are_compared():
     pandas = pytest.importorskip("pandas", reason="pip install pandas")
     names = lambda rank: ["b", "a"] if rank == 2 else ["a", "b"]  # noqa: E731
