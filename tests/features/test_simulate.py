@@ -159,6 +159,20 @@ def test_an_allreduce_writes_to_the_array_that_it_is_given(simulate):
     assert simulate(given).text == "ranks 0–3 │ True [10.]\n"
 
 
+@pytest.mark.parametrize("of_numpy", [0, 3])
+def test_sums_of_pythons_integers_have_any_size_within_a_host(simulate, of_numpy):
+    cell = simulate(f"""
+        import numpy as np
+        assert allreduce(3**15, op=Product) == 3**60
+        allreduce(np.int64(2**62) if rank == {of_numpy} else 2**62, op=Sum)
+        """)
+    others = "ranks 1–3" if of_numpy == 0 else "ranks 0–2"
+    assert f"{others} → {2**64}\n" in cell.text
+    assert f"rank {of_numpy}    → np.int64(0)\n" in cell.text
+    cell = simulate("allreduce(2**62, op=Sum)", 8, "--network p100")
+    assert "allreduce(Sum) between hosts needs a result of 64 bits: found 46116" in cell.error_value
+
+
 def test_different_calls_are_a_mismatch(simulate):
     text = simulate("allreduce(1.0 if rank else [1.0, 2.0])").text
     assert "allreduce(Average) needs the same shape on every rank: rank 0 has (2,)" in text
