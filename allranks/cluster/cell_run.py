@@ -186,8 +186,10 @@ def show_late(late: list[Output], view: View) -> None:
     shown = sorted(late, key=_rank_of)
     late.clear()
     for rank, batches in groupby(shown, key=_rank_of):
-        notice: list[Any] = ["notice", "written after its cell had ended:"]
-        entries = [notice, *(entry for batch in batches for entry in batch.entries)]
+        begin: list[Any] = ["notice", "written after its cell had ended:"]
+        # What follows is of this cell, and looks the same.
+        end: list[Any] = ["notice", "(up to here)"]
+        entries = [begin, *(entry for batch in batches for entry in batch.entries), end]
         view.output(Output(rank, 0, tuple(entries), 0, 0, 0))
 
 

@@ -8,6 +8,7 @@ import textwrap
 import pytest
 
 from tests.features.random_programs import program
+from tests.kernel import wait_until
 
 #: Programs for each number of ranks that are compared with real ranks.
 PROGRAMS = int(os.environ.get("ALLRANKS_SIMULATED_PROGRAMS", "1"))
@@ -291,3 +292,21 @@ def test_other_options_are_refused(notebook):
         cell = notebook.on_ranks("pass", line)
         assert cell.status == "error"
         assert "UsageError" in cell.text
+
+
+def test_what_a_thread_writes_after_its_cell_is_shown_with_the_next_one(simulate, tmp_path):
+    go, done = tmp_path / "go", tmp_path / "done"
+    os.mkfifo(go)
+    assert simulate(f"""
+        import threading
+        def late():
+            open({str(go)!r}).close()
+            print("late")
+            open({str(done)!r}, "w").close()
+        if rank == 0:
+            threading.Thread(target=late).start()
+        """).ok()
+    go.open("w").close()
+    wait_until(done.exists)
+    late = "the process of the simulated ranks after its cell had ended: late"
+    assert simulate("print('next')").text == f"ranks 0–3 · {late}\n          │ next\n"

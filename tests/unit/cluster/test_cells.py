@@ -27,6 +27,7 @@ from allranks.errors import (
     UsageError,
 )
 from allranks.records.wire import Hello, Interrupt, Output, Reply
+from allranks.widgets.text import TerminalView
 from tests.kernel import wait_until
 
 
@@ -42,7 +43,31 @@ def test_late_output_that_cannot_be_shown_ends_one_cell_only():
     assert not shown
     late.append(Output(1, 0, (["out", "b"],), 0, 0, 0))
     show_late(late, SimpleNamespace(output=shown.append))
-    assert [batch.entries[1:] for batch in shown] == [(["out", "b"],)]
+    assert [batch.entries[1:-1] for batch in shown] == [(["out", "b"],)]
+
+
+def test_late_output_is_apart_from_that_of_the_next_cell(capsys):
+    view = TerminalView((0,))
+    show_late([Output(0, 1, (["out", "no line end"],), 0, 0, 9)], view)
+    view.output(Output(0, 2, (["out", "of the cell\n"],), 0, 0, 20))
+    view.finish()
+    assert capsys.readouterr().out.splitlines() == [
+        "rank 0 · written after its cell had ended:",
+        "       │ no line end",
+        "       · (up to here)",
+        "       │ of the cell",
+    ]
+
+
+@pytest.mark.parametrize("phase", ["running", "lost"])
+def test_output_that_no_cell_has_shown_is_shown_when_the_ranks_are_stopped(phase, capsys):
+    cells, late = Cells(2, {}), [Output(1, 1, (["out", "late\n"],), 0, 0, 5)]
+    cells._connection = SimpleNamespace(late=[], log_dir="", close=lambda: came.extend(late))
+    came = cells._connection.late
+    cells.roster.set_phase(phase)
+    cells.stop()
+    assert ("       │ late\n" in capsys.readouterr().out) == (phase == "running")
+    assert not came
 
 
 def reply(rank, status, name):
@@ -397,7 +422,7 @@ def prepare(monkeypatch):
         )  # fmt: skip
         shown = []
         view = SimpleNamespace(
-            output=lambda batch: shown.append(batch.entries[-1][1]),
+            output=lambda batch: shown.append(batch.entries[1][1]),
             notice=shown.append, refresh=lambda: shown.append("refreshed"),
         )  # fmt: skip
 
