@@ -57,8 +57,19 @@ class _OneProcess:
         self._connection.ask_soon(name, arguments, deliver, (0,))
 
 
-def _of_process(batch: Output, when: str = "") -> list[str]:
-    text = "".join(rest[0] for kind, *rest in batch.entries if kind in ("out", "err"))
+def _of_process(batch: Output, log_dir: str, when: str = "") -> list[str]:
+    """Returns lines about the output of the process; displays are in them as text."""
+    text = ""
+    for kind, *rest in batch.entries:
+        if kind in ("out", "err"):
+            text += rest[0]
+        elif kind in ("display", "result"):
+            text += f"{rest[0].get('text/plain', '')}\n"
+        elif kind == "notice":
+            text += f"{rest[0]}\n"
+        elif kind == "hidden":
+            text += "" if text.endswith("\n") else "\n"
+            text += f"… {rest[1]:,} bytes are only in its log, {log_dir}/rank-0.log\n"
     return [f"the process of the simulated ranks{when}: {line}" for line in text.splitlines()]
 
 
@@ -66,7 +77,8 @@ def _late_lines(connection: Connection) -> list[str]:
     """Returns what the process has written since its last cell, and removes it."""
     late = connection.late.copy()
     connection.late.clear()
-    return [line for one in late for line in _of_process(one, " after its cell had ended")]
+    when = " after its cell had ended"
+    return [line for one in late for line in _of_process(one, connection.log_dir, when)]
 
 
 class SimulatedRun(CellRun):
@@ -75,7 +87,7 @@ class SimulatedRun(CellRun):
     def take(self, record: CellRecord, payloads: list[bytes]) -> None:
         """Takes a record of a rank; the process's own output is that of no rank."""
         if isinstance(record, Output) and record.log_nbytes:
-            for line in _of_process(record):
+            for line in _of_process(record, self._connection.log_dir):
                 self.view.notice(line)
             return
         if not isinstance(record, Pulse):  # the process's own
