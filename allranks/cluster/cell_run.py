@@ -30,7 +30,8 @@ from allranks.records.telemetry import Pulse, Telemetry
 from allranks.records.wire import Answer, Interrupt, Output, Reply
 from allranks.widgets.text import front_end, of_this_process
 
-#: By this time after an interrupt, a rank that reacts has left its cell, or cleans up.
+#: By this time after an interrupt, a rank that reacts has left its cell, or cleans up. A further
+#: interrupt before it is a double click.
 NOTICE_SECONDS = 2.0
 #: So long after a rank has failed, a line names it if others still run, as in a loop of
 #: ``request.Test()`` that does not end.
@@ -49,7 +50,8 @@ class InterruptTimeout:
     def __init__(self, ask_soon: AskSoon) -> None:
         self._ask_soon = ask_soon
         self._asked_at: float | None = None
-        self._said = False
+        self.said = False
+        """Whether it was due, so that the user knows what another interrupt does."""
         #: The last known line of each rank.
         self.lines: dict[int, str] = {}
 
@@ -62,9 +64,9 @@ class InterruptTimeout:
             self._asked_at = waited
             self._ask_soon(requests.STATUS, {}, self._take_status, pending)
         # The notebook may have stood still until now: the ranks need the time to answer.
-        if self._asked_at is None or waited < self._asked_at + _ASK_BEFORE_SECONDS or self._said:
+        if self._asked_at is None or waited < self._asked_at + _ASK_BEFORE_SECONDS or self.said:
             return False
-        self._said = True
+        self.said = True
         return True
 
     def _take_status(self, answer: Answer) -> None:
@@ -186,8 +188,10 @@ def show_late(late: list[Output], view: View) -> None:
     shown = sorted(late, key=_rank_of)
     late.clear()
     for rank, batches in groupby(shown, key=_rank_of):
-        notice: list[Any] = ["notice", "written after its cell had ended:"]
-        entries = [notice, *(entry for batch in batches for entry in batch.entries)]
+        begin: list[Any] = ["notice", "written after its cell had ended:"]
+        # What follows is of this cell, and looks the same.
+        end: list[Any] = ["notice", "(up to here)"]
+        entries = [begin, *(entry for batch in batches for entry in batch.entries), end]
         view.output(Output(rank, 0, tuple(entries), 0, 0, 0))
 
 
@@ -361,9 +365,10 @@ class CellRun:
 
     def press(self) -> None:
         """Interrupts the cell. The second call kills the ranks that are still in it, the third all
-        ranks.
+        ranks. Before a notice of what comes, and for a moment after the second call, others do not
+        count: a double click must cost no variables.
         """
-        if self._connection.closed:
+        if self._connection.closed or not self._next_counts:
             return
         self.presses += 1
         if self.presses == 1 and self._interrupt_kills:
@@ -373,6 +378,12 @@ class CellRun:
             self.interrupt()
         else:
             self._kill_stuck(failures.stubborn(self.pending))
+
+    @property
+    def _next_counts(self) -> bool:
+        if self._ends_within is not None:  # the ranks that were killed need a moment to end
+            return _ENDED_SECONDS - self._ends_within.left() >= NOTICE_SECONDS
+        return not self.presses or self._interrupt_kills or self._unheard.said
 
     def _kill_stuck(self, stayed: str) -> None:
         """Kills the ranks that are still in the cell; all ranks if no other would survive that, or
@@ -431,8 +442,12 @@ class CellRun:
 
     @property
     def next_press(self) -> str:
-        """What the next interrupt does; "" before the first one, and after the second."""
+        """What the next interrupt does; "" before the first one, as long as it does nothing, and
+        after the second.
+        """
         if not self.presses or self._killed or self._interrupt_kills or not self.pending:
+            return ""
+        if not self._next_counts:
             return ""
         return self._what_comes("by the next interrupt")
 

@@ -149,10 +149,17 @@ class Cells:
             self.news += filter(None, [said])
 
     def stop(self) -> None:
-        """Ends the ranks, and deletes what they have kept."""
-        if self.roster.phase in ("starting", "running"):
+        """Ends the ranks, and deletes what they have kept. No later cell could show what they have
+        written since their last one: it is shown now.
+        """
+        ends = self.roster.phase in ("starting", "running")
+        if ends:
             self.connection.close()
         self.forget_kept()
+        if ends and self.connection.late and self.show_output:
+            view = text_view(range(self.size), self.connection.log_dir)
+            self.show_late(view)
+            view.finish()
 
     def leave_to_parent(self) -> None:
         """This process is forked: its parent has the ranks, and ends them."""

@@ -371,9 +371,9 @@ def loss_text(
     if cause:
         what = f"{cause}; the ranks ended with it"
     elif found:
-        what, alike = _first_ends(found[0], ends, hellos, size)
-        others = [rank for rank in range(size) if rank not in alike]
-        verb, them = "was" if len(others) == 1 else "were", "it" if len(alike) == 1 else "them"
+        what, alone = _own_ends(found[0], ends, hellos, size)
+        others = [rank for rank in range(size) if rank not in alone]
+        verb, them = "was" if len(others) == 1 else "were", "it" if len(alone) == 1 else "them"
         what += f"; {label(others)} {verb} killed with {them}" if others else ""
         said = "" if shown else last_lines(log_dir, ends, "")
     else:
@@ -386,21 +386,39 @@ def loss_text(
     return "\n".join(filter(None, parts))
 
 
-def _first_ends(
+def _own_ends(
     first: ProcessExit, ends: Sequence[ProcessExit], hellos: Mapping[int, Hello], size: int
 ) -> tuple[str, list[int]]:
-    """Returns how a rank ended, with those that ended in the same way, and these ranks.
+    """Returns how the ranks have ended that no launcher had let go before, those that ended in the
+    same way together and those of the first end first; and these ranks.
 
-    Those that the launcher killed did not.
+    A rank that ended later, but like the first one and by no signal of launchers, is one of them.
     """
-    how = ending(first.code, first.reason)
-    alike = {end.rank for end in ends if end.code == first.code and end.rank >= 0}
-    alike = {first.rank} if -first.code in _OF_LAUNCHERS else alike
-    if len(alike) == 1:
+    like_first = -first.code not in _OF_LAUNCHERS
+    alike: dict[int, dict[int, ProcessExit]] = {first.code: {first.rank: first}}
+    for end in ends:
+        own = not end.by_launcher or (like_first and end.code == first.code)
+        if end.rank >= 0 and own:
+            alike.setdefault(end.code, {}).setdefault(end.rank, end)
+    alone = [rank for group in alike.values() for rank in group]
+    said = [_how_all([*group.values()], size) for group in alike.values()]
+    if len(alike[first.code]) == 1:
         hello = hellos[first.rank]
-        return f"rank {hello.rank} ({hello.host}, pid {hello.pid}, {hello.device}) {how}", [*alike]
-    how = how.replace("was", "were", 1) if first.code < 0 else how
-    return f"{f'all {size} ranks' if len(alike) == size else label(alike)} {how}", [*alike]
+        where = f"rank {hello.rank} ({hello.host}, pid {hello.pid}, {hello.device})"
+        said[0] = f"{where} {ending(first.code, first.reason)}"
+    return "; ".join(said), alone
+
+
+def _how_all(group: Sequence[ProcessExit], size: int) -> str:
+    """Returns how these ranks ended, all with the same code."""
+    explained = [end for end in group if end.reason]
+    reason = explained[0].reason if explained else ""
+    if any(end.reason != reason for end in group):
+        reason = f"for rank {explained[0].rank}, {reason}"
+    how = ending(group[0].code, reason)
+    how = how.replace("was", "were", 1) if len(group) > 1 and group[0].code < 0 else how
+    is_all = len(group) == size > 1
+    return f"{f'all {size} ranks' if is_all else label(end.rank for end in group)} {how}"
 
 
 def log_end(path: str, offset: int) -> str:

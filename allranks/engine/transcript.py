@@ -227,7 +227,7 @@ class Transcript:
             # Text that the tail will show is not hidden, only late.
             if not final and self._hidden_nbytes <= self._tail_nbytes:
                 return entries, 0, 0, end
-            return entries, self._hidden_lines, self._hidden_nbytes, end
+            return entries, max(self._hidden_lines, 0), self._hidden_nbytes, end
 
     def _look_at_room(self, end: int, final: bool) -> list[str]:
         """Limits the size of the log; returns the warnings for the cell, each of them once."""
@@ -264,6 +264,9 @@ class Transcript:
                 return
             self._skipped_from = stop
             self._head_left = 0
+            # Of the line that is cut there, the reader sees the beginning: it is not a hidden one.
+            self._hidden_lines = 0 if self._begins_line(stop) else -1
+            self._hidden_nbytes = 0
         self._hidden_lines += self._count_lines(self._sent, end)
         self._hidden_nbytes += end - self._sent
         self._sent = end
@@ -273,12 +276,13 @@ class Transcript:
             # The last lines were held back; now they are shown, and no longer count as hidden.
             start = max(self._skipped_from, end - self._tail_nbytes)
             if start > self._skipped_from:
-                newline = os.pread(self._reader, end - start, start).find(b"\n")
+                # A newline at the very end begins no line.
+                newline = os.pread(self._reader, end - start - 1, start).find(b"\n")
                 start += newline + 1  # if one line fills the tail, it is shown from its middle on
             self._hidden_lines -= self._count_lines(start, end)
             self._hidden_nbytes -= end - start
             if self._hidden_nbytes:
-                entries.append(["hidden", self._hidden_lines, self._hidden_nbytes])
+                entries.append(["hidden", max(self._hidden_lines, 0), self._hidden_nbytes])
             # The skipped text may have begun within a character.
             self._decoder.reset()
             self._show(start, end, entries)
@@ -314,6 +318,9 @@ class Transcript:
             entries[-1][1] += text
         else:
             entries.append([kind, text])
+
+    def _begins_line(self, at: int) -> bool:
+        return not at or os.pread(self._reader, 1, at - 1) == b"\n"
 
     def _line_start_before(self, start: int, stop: int) -> int:
         """Returns the end of the last whole line in the range; ``stop`` if one line fills it."""

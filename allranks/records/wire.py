@@ -246,7 +246,7 @@ class Output(Record):
     Each entry is ``[kind, …]``: ``["out"|"err", text]``, ``["display", data, metadata, id]``,
     ``["update", data, metadata, id]``, ``["result", data, metadata]``, ``["clear", wait]``,
     ``["notice", text]``, ``["hidden", lines, nbytes]``, or ``["into", id]`` if what follows belongs
-    in a widget.
+    in a widget. A hidden line is one of which nothing is shown.
     ``hidden_lines`` and ``hidden_nbytes`` count what is only in the log, over the whole cell.
     ``log_nbytes`` is the length of the log file up to which this batch is complete.
     ``err_spans`` holds which bytes of the log, since the batch before, are standard error.

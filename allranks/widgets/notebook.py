@@ -96,7 +96,7 @@ class NotebookView(TextView):
         self._cleared_next: set[int] = set()
 
     def output(self, batch: Output) -> None:
-        if batch.hidden_lines:
+        if batch.hidden_nbytes:
             self._hidden[batch.rank] = (batch.hidden_lines, batch.hidden_nbytes)
         for kind, *rest in batch.entries:
             if batch.rank in self._cleared_next and kind in ("out", "err", "display", "result"):

@@ -392,8 +392,11 @@ class TextView:
         default = f"{self.log_dir}/rank-{rank}.log" if self.log_dir else ""
         path = self.log_of.get(rank, default)
         where = f"; the whole output is in {path}" if path else ""
+        size = f"{nbytes / 1e6:.1f} MB" if nbytes >= 100_000 else config.size_text(nbytes)
+        if not lines:
+            return f"… {size} of long lines are not shown{where}"
         what, are = ("line", "is") if lines == 1 else ("lines", "are")
-        return f"… {lines:,} {what} ({nbytes / 1e6:.1f} MB) {are} not shown{where}"
+        return f"… {lines:,} {what} ({size}) {are} not shown{where}"
 
     def _rows(self, lines: Mapping[int, Sequence[Line]]) -> list[Row]:
         if self.fold:

@@ -128,7 +128,7 @@ def test_an_interrupt_ends_the_script_and_a_second_one_ranks_that_ignore_the_fir
     command.wait_for("rank 1 is here")
     command.press()
     if what == "insist":
-        command.wait_for("pressed")
+        command.wait_for("all ranks will be killed by the next interrupt")
         command.press()
     code, said = command.end()
     assert code == 130

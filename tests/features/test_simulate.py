@@ -8,6 +8,7 @@ import textwrap
 import pytest
 
 from tests.features.random_programs import program
+from tests.kernel import wait_until
 
 #: Programs for each number of ranks that are compared with real ranks.
 PROGRAMS = int(os.environ.get("ALLRANKS_SIMULATED_PROGRAMS", "1"))
@@ -159,6 +160,20 @@ def test_an_allreduce_writes_to_the_array_that_it_is_given(simulate):
     assert simulate(given).text == "ranks 0–3 │ True [10.]\n"
 
 
+@pytest.mark.parametrize("of_numpy", [0, 3])
+def test_sums_of_pythons_integers_have_any_size_within_a_host(simulate, of_numpy):
+    cell = simulate(f"""
+        import numpy as np
+        assert allreduce(3**15, op=Product) == 3**60
+        allreduce(np.int64(2**62) if rank == {of_numpy} else 2**62, op=Sum)
+        """)
+    others = "ranks 1–3" if of_numpy == 0 else "ranks 0–2"
+    assert f"{others} → {2**64}\n" in cell.text
+    assert f"rank {of_numpy}    → np.int64(0)\n" in cell.text
+    cell = simulate("allreduce(2**62, op=Sum)", 8, "--network p100")
+    assert "allreduce(Sum) between hosts needs a result of 64 bits: found 46116" in cell.error_value
+
+
 def test_different_calls_are_a_mismatch(simulate):
     text = simulate("allreduce(1.0 if rank else [1.0, 2.0])").text
     assert "allreduce(Average) needs the same shape on every rank: rank 0 has (2,)" in text
@@ -277,3 +292,21 @@ def test_other_options_are_refused(notebook):
         cell = notebook.on_ranks("pass", line)
         assert cell.status == "error"
         assert "UsageError" in cell.text
+
+
+def test_what_a_thread_writes_after_its_cell_is_shown_with_the_next_one(simulate, tmp_path):
+    go, done = tmp_path / "go", tmp_path / "done"
+    os.mkfifo(go)
+    assert simulate(f"""
+        import threading
+        def late():
+            open({str(go)!r}).close()
+            print("late")
+            open({str(done)!r}, "w").close()
+        if rank == 0:
+            threading.Thread(target=late).start()
+        """).ok()
+    go.open("w").close()
+    wait_until(done.exists)
+    late = "the process of the simulated ranks after its cell had ended: late"
+    assert simulate("print('next')").text == f"ranks 0–3 · {late}\n          │ next\n"

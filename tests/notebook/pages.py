@@ -11,7 +11,6 @@ from __future__ import annotations
 import re
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -35,7 +34,6 @@ INTERRUPTED = re.compile(
     r"(?: \(.*\) raised KeyboardInterrupt| (?:was|were) waiting) at line (\d+)"
 )
 PLACE = re.compile(r"In\[\d+\]:(\d+)")
-_PRESSED_AGAIN_AFTER_SECONDS = 1.5
 _PATIENT_SECONDS = 150
 """To load torch and what it compiles with takes long where others are busy."""
 
@@ -49,7 +47,7 @@ def run(page: str, kernel: Kernel) -> Iterator[tuple[re.Match[str], str]]:
             _wait_for_places(kernel, cell, found["shown"] or "")
             kernel.interrupt()
         if found["press"] == "pressed twice":
-            time.sleep(_PRESSED_AGAIN_AFTER_SECONDS)
+            cell.wait_for("by the next interrupt")
             kernel.interrupt()
         said = cell.wait(_PATIENT_SECONDS).text.rstrip("\n")
         if found["raises"]:

@@ -178,3 +178,10 @@ def test_a_part_of_views_that_fails_is_left_out_and_all_output_is_shown(page: Pa
     with pytest.warns(UserWarning, match="expected the feature .*test_displays to return from"):
         show()
     assert page.read() == ["ranks 0–1 │ text", "ranks 0–1:", "c"]
+
+
+def test_the_bytes_of_a_line_that_has_no_end_yet_are_counted(page: Page) -> None:
+    view = NotebookView((0,))
+    view.output(Output(0, 1, (["out", "xx"],), 0, 5_000_000, 0))
+    view.finish()
+    assert page.read() == ["rank 0 │ xx\n       · … 5.0 MB of long lines are not shown"]

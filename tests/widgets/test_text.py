@@ -6,8 +6,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from allranks.records.wire import Output
 from allranks.widgets.notebook import shown_as
-from allranks.widgets.text import Line, RankText, Row, described, merge, render, shows_updates
+from allranks.widgets.text import (
+    Line,
+    RankText,
+    Row,
+    TerminalView,
+    described,
+    merge,
+    render,
+    shows_updates,
+)
 
 
 def fed(*pieces: tuple[str, str]) -> list[Line]:
@@ -250,3 +260,16 @@ def test_a_note_about_a_wait_takes_the_place_of_the_one_before() -> None:
     text.clear()
     wait(20)
     assert len(shown()) == 2
+
+
+def test_what_is_left_out_of_long_lines_is_said_in_bytes(capsys) -> None:
+    view = TerminalView([0], "/logs")
+    for lines, nbytes in ((0, 4_976_000), (1, 2_500), (2, 200_000)):
+        view.output(Output(0, 1, (["hidden", lines, nbytes],), 0, 0, 0))
+    view.finish()
+    log = "the whole output is in /logs/rank-0.log"
+    assert capsys.readouterr().out.splitlines() == [
+        f"rank 0 · … 5.0 MB of long lines are not shown; {log}",
+        f"       · … 1 line (2.5 kB) is not shown; {log}",
+        f"       · … 2 lines (0.2 MB) are not shown; {log}",
+    ]

@@ -387,6 +387,10 @@ class Transport(Protocol):
 
     name: str
 
+    @property
+    def exact(self) -> bool:
+        """Whether it can reduce Python's integers to a result of any size (`ExactArithmetic`)."""
+
     def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
         """An uninitialised array for a result, where this transport writes fastest."""
 

@@ -202,6 +202,7 @@ class GpuTransport:
     """`Transport` over a group's GPUs: lengths go by the host, data by NCCL, staged or ipc."""
 
     name = "gpu"
+    exact = False
 
     def __init__(self, own: RankState, members: Members, device: Device, host: Transport) -> None:
         self.own, self.members, self.device, self.host = own, members, device, host

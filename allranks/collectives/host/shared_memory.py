@@ -357,6 +357,7 @@ class SharedMemoryTransport:
     """`Transport` over one channel, and over the members' windows, if they have some."""
 
     name = "shared"
+    exact = True
 
     def __init__(self, channel: Channel, window: Window | None) -> None:
         self.members, self.channel, self.window = channel.members, channel, window

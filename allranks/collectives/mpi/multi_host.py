@@ -133,6 +133,7 @@ class MultiHostTransport:
     """Transport over the channels of several hosts; data that does not shrink there goes by MPI."""
 
     name = "hosts"
+    exact = False
 
     def __init__(self, agreement: MultiHostAgreement, mpi: MpiTransport) -> None:
         self.agreement, self.mpi, self.members = agreement, mpi, agreement.members

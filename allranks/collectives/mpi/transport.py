@@ -185,6 +185,7 @@ class MpiTransport:
     """
 
     name = "mpi"
+    exact = False
 
     def __init__(self, own: RankState, members: Members, user: MPI.Intracomm, *, now: bool) -> None:
         self.own, self.members = own, members

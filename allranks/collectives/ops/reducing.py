@@ -325,7 +325,7 @@ def begin_reduction(
     integers = [one for one in arrays if _is_integer(one)] if exact else []
     exact = exact and len(integers) == len(arrays) == 1
     way = group.transports.get(inputs.transport, group.through_host)
-    if not (exact and isinstance(way, SharedMemoryTransport)):
+    if not (exact and way.exact):
         where = "between hosts" if exact else "of several values"
         for integer in integers:
             _check_fits(f"{kind}({op.name}) {where}", op, integer, group.size)

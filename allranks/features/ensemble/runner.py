@@ -445,6 +445,9 @@ class EnsembleRunner:
             self._interrupt(attempt, STOPPED)
 
     def _handle_interrupt(self) -> None:
+        ends = self._attempts.values()
+        if self._interrupts and ends and not any(one.unheard.said for one in ends):
+            return  # nothing has said what it would do: a double click must cost no variables
         self._interrupts += 1
         self._closed = True
         if self._interrupts == 1:

@@ -412,7 +412,9 @@ def _publish(kernel: Any, parent: dict[str, Any], entries: list[Entry]) -> None:
             name, content = "clear_output", {"wait": rest[0]}
         elif kind == "hidden":
             name = "stream"
-            text = f"{rest[0]:,} lines ({rest[1]:,} bytes) are only in the rank's log\n"
+            lines, nbytes = rest
+            what = f"{lines:,} lines ({nbytes:,} bytes)" if lines else f"{nbytes:,} bytes"
+            text = f"{what} are only in the rank's log\n"
             content = {"name": "stderr", "text": text}
         elif kind in ("out", "err", "notice"):
             name = "stream"

@@ -57,18 +57,46 @@ class _OneProcess:
         self._connection.ask_soon(name, arguments, deliver, (0,))
 
 
+def _of_process(batch: Output, log_dir: str, when: str = "") -> list[str]:
+    """Returns lines about the output of the process; displays are in them as text."""
+    text = ""
+    for kind, *rest in batch.entries:
+        if kind in ("out", "err"):
+            text += rest[0]
+        elif kind in ("display", "result"):
+            text += f"{rest[0].get('text/plain', '')}\n"
+        elif kind == "notice":
+            text += f"{rest[0]}\n"
+        elif kind == "hidden":
+            text += "" if text.endswith("\n") else "\n"
+            text += f"… {rest[1]:,} bytes are only in its log, {log_dir}/rank-0.log\n"
+    return [f"the process of the simulated ranks{when}: {line}" for line in text.splitlines()]
+
+
+def _late_lines(connection: Connection) -> list[str]:
+    """Returns what the process has written since its last cell, and removes it."""
+    late = connection.late.copy()
+    connection.late.clear()
+    when = " after its cell had ended"
+    return [line for one in late for line in _of_process(one, connection.log_dir, when)]
+
+
 class SimulatedRun(CellRun):
     """One cell on simulated ranks."""
 
     def take(self, record: CellRecord, payloads: list[bytes]) -> None:
         """Takes a record of a rank; the process's own output is that of no rank."""
         if isinstance(record, Output) and record.log_nbytes:
-            text = "".join(rest[0] for kind, *rest in record.entries if kind in ("out", "err"))
-            for line in text.splitlines():
-                self.view.notice(f"the process of the simulated ranks: {line}")
+            for line in _of_process(record, self._connection.log_dir):
+                self.view.notice(line)
             return
         if not isinstance(record, Pulse):  # the process's own
             super().take(record, payloads)
+
+    def show_late(self) -> None:
+        """Shows what threads of earlier cells have written, which belongs to no rank either."""
+        for line in _late_lines(self._connection):
+            self.view.notice(line)
 
     def end(self) -> None:
         """As of real ranks; names the process if it has ended."""
@@ -90,7 +118,7 @@ class SimulatedRanks(Cluster):
     def __init__(self) -> None:
         # A rank of several has one thread for numeric libraries as well, see `share_cores`.
         threads = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
-        super().__init__(1, gpus="none", launcher="local", settings=threads)
+        super().__init__(1, gpus="none", launcher="local", show_output=False, settings=threads)
         self.heal_when("off")
 
     def begin_simulated(self, request: CellRequest, size: int, options: dict[str, Any]) -> CellRun:
@@ -133,6 +161,7 @@ class SimulatedRanks(Cluster):
             except BaseException:
                 cells.connection.end_cell()  # it was not sent
                 raise
+            run.show_late()
             cells.send(cell, run)
             return run
 
@@ -275,7 +304,7 @@ class Simulate(NotebookFeature):
         if ranks is None or ranks.state != "running":
             return ""
         ranks.stop()
-        return "The simulated ranks are stopped."
+        return "\n".join([*_late_lines(ranks.cells.connection), "The simulated ranks are stopped."])
 
 
 def show_report(report: SimulatedReport, sketches: Sequence[bytes]) -> None:

@@ -81,7 +81,8 @@ class RankOutput:
 
     def _cut_tail(self) -> None:
         keep, tail = self.limit_nbytes // TAIL_SHARE, "".join(self._tail)
-        cut = tail.find("\n", max(0, len(tail) - keep)) + 1 or len(tail) - keep
+        # A newline at the very end begins no line.
+        cut = tail.find("\n", max(0, len(tail) - keep), -1) + 1 or len(tail) - keep
         hidden, self._tail, self._tail_size = tail[:cut], [tail[cut:]], len(tail) - cut
         self._hidden_nbytes += len(hidden)
         self._hidden_lines += hidden.count("\n")

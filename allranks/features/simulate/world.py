@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
 
-from allranks.collectives.arrays.reductions import Arithmetic, Array
+from allranks.collectives.arrays.reductions import Arithmetic, Array, ExactArithmetic
 from allranks.collectives.calls import mismatches, specs
 from allranks.collectives.calls.call import (
     NOTHING,
@@ -69,6 +70,8 @@ class Arrival:
     make: Callable[[list[Any]], Any] | None = None
     """Makes the result of all parts, once; a member that has joined has None."""
     result: Any = None
+    exact: Any = None
+    """The result for the members that bring integers of Python, once one of them has made it."""
     mismatch: str = ""
     failed: Exception | None = None
     complete: bool = False
@@ -230,6 +233,12 @@ class TaskTransport:
     def __init__(self, agreement: TaskAgreement) -> None:
         self.agreement, self.members = agreement, agreement.members
 
+    @property
+    def exact(self) -> bool:
+        """As on real ranks: whether one host has all members."""
+        hosts = self.agreement.own.hosts
+        return len({hosts[rank] for rank in self.members.ranks}) == 1
+
     def renew(self) -> None: ...
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
@@ -246,21 +255,29 @@ class TaskTransport:
     def allreduce(
         self, call: Call, source: Array, reduction: Arithmetic, out: Array | None = None
     ) -> Prepared[Array]:
-        slot = self._bring(reduction.prescaled(source), lambda parts: _reduced(parts, reduction))
+        # Not an exact one: of the other members, some may have brought an integer of numpy.
+        make = partial(Arithmetic.combine, reduction)
+        slot = self._bring(reduction.prescaled(source), lambda parts: make(_with_zeros(parts)))
 
         def rest() -> Array:
-            if out is None:
-                copied: Array = slot.result.copy()
-                return copied
-            np.copyto(out, slot.result)
-            return out
+            found: Array = slot.result
+            if out is not None:
+                np.copyto(out, found)
+                return out
+            if isinstance(reduction, ExactArithmetic):
+                if slot.exact is None:
+                    parts = [slot.parts.get(at) for at in range(slot.size)]
+                    slot.exact = reduction.combine(_with_zeros(parts))
+                found = slot.exact
+            return found.copy()
 
         return Offer(source.nbytes), rest
 
     def reducescatter(
         self, call: Call, source: Array, bounds: Sequence[int], out: Array, reduction: Arithmetic
     ) -> Prepared[None]:
-        slot = self._bring(reduction.prescaled(source), lambda parts: _reduced(parts, reduction))
+        combine = reduction.combine
+        slot = self._bring(reduction.prescaled(source), lambda parts: combine(_with_zeros(parts)))
         low, high = bounds[self.members.me], bounds[self.members.me + 1]
         return Offer(source.nbytes), lambda: np.copyto(out, slot.result[low:high])
 
@@ -313,10 +330,10 @@ def _copies(parts: list[Any]) -> list[Any]:
     ]
 
 
-def _reduced(parts: list[Array | None], reduction: Arithmetic) -> Array:
+def _with_zeros(parts: list[Array | None]) -> list[Array]:
     like = next(part for part in parts if part is not None)
     zeros = np.zeros_like(like)  # of the ranks that have joined
-    return reduction.combine([zeros if part is None else part for part in parts])
+    return [zeros if part is None else part for part in parts]
 
 
 _FIRST_OF_SOME = 1 << 40

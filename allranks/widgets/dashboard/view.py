@@ -382,7 +382,7 @@ class Dashboard(NotebookView):
 
     def output(self, batch: Output) -> None:
         self._logs.take(batch)
-        if batch.hidden_lines:
+        if batch.hidden_nbytes:
             self._much = self._live.with_logs = True
         super().output(batch)
 

@@ -27,6 +27,7 @@ from allranks.errors import (
     UsageError,
 )
 from allranks.records.wire import Hello, Interrupt, Output, Reply
+from allranks.widgets.text import TerminalView
 from tests.kernel import wait_until
 
 
@@ -42,7 +43,31 @@ def test_late_output_that_cannot_be_shown_ends_one_cell_only():
     assert not shown
     late.append(Output(1, 0, (["out", "b"],), 0, 0, 0))
     show_late(late, SimpleNamespace(output=shown.append))
-    assert [batch.entries[1:] for batch in shown] == [(["out", "b"],)]
+    assert [batch.entries[1:-1] for batch in shown] == [(["out", "b"],)]
+
+
+def test_late_output_is_apart_from_that_of_the_next_cell(capsys):
+    view = TerminalView((0,))
+    show_late([Output(0, 1, (["out", "no line end"],), 0, 0, 9)], view)
+    view.output(Output(0, 2, (["out", "of the cell\n"],), 0, 0, 20))
+    view.finish()
+    assert capsys.readouterr().out.splitlines() == [
+        "rank 0 · written after its cell had ended:",
+        "       │ no line end",
+        "       · (up to here)",
+        "       │ of the cell",
+    ]
+
+
+@pytest.mark.parametrize("phase", ["running", "lost"])
+def test_output_that_no_cell_has_shown_is_shown_when_the_ranks_are_stopped(phase, capsys):
+    cells, late = Cells(2, {}), [Output(1, 1, (["out", "late\n"],), 0, 0, 5)]
+    cells._connection = SimpleNamespace(late=[], log_dir="", close=lambda: came.extend(late))
+    came = cells._connection.late
+    cells.roster.set_phase(phase)
+    cells.stop()
+    assert ("       │ late\n" in capsys.readouterr().out) == (phase == "running")
+    assert not came
 
 
 def reply(rank, status, name):
@@ -92,8 +117,18 @@ def test_the_exception_of_a_rank_is_reported_although_another_one_died(monkeypat
     assert str(error).startswith("rank 1 died.\n\nrank 0 (here, cpu) raised ValueError at line 3")
 
 
+def read_the_notice(run, monkeypatch):
+    """The time has passed after which an interrupted cell says what the next interrupt does."""
+    connection = run._connection
+    connection.ask_soon = run._unheard._ask_soon = lambda *anything: None
+    with monkeypatch.context() as soon:
+        soon.setattr(cell_run, "NOTICE_SECONDS", 0.0)
+        soon.setattr(cell_run, "_ASK_BEFORE_SECONDS", 0.0)
+        run.step(0)
+
+
 @pytest.mark.parametrize("kills", [False, True])
-def test_the_first_interrupt_interrupts_the_ranks_in_the_cell_or_ends_them(kills):
+def test_the_first_interrupt_interrupts_the_ranks_in_the_cell_or_ends_them(kills, monkeypatch):
     sent, ended, closed = [], [], []
     roster = ClusterState(3)
     connection = SimpleNamespace(
@@ -103,12 +138,15 @@ def test_the_first_interrupt_interrupts_the_ranks_in_the_cell_or_ends_them(kills
         end_rank=lambda rank, why: ended.append(rank),
         close=lambda how, why: closed.append(how), why_not_replaced=lambda: "MPI ends the others",
         can_replace=lambda count: True, begin_cell=lambda cell, ranks, run: None,
+        step=lambda seconds: [],
     )  # fmt: skip
     run = CellRun(1, range(3), connection, HiddenView(lambda batch: None), None, kills)
     run.take(reply(1, "ok", ""), [])
     run.press()
     assert (sent, ended) == (([], [0, 2]) if kills else ([((0, 2), Interrupt(1))], []))
     assert not closed
+    if not kills:
+        read_the_notice(run, monkeypatch)
     run.press()
     assert closed == ["lost"]
 
@@ -210,15 +248,32 @@ class InterruptedCell:
         self.run.check()
 
 
-def test_the_second_interrupt_kills_only_the_ranks_that_have_not_left_the_cell():
+def test_interrupts_count_as_one_until_a_notice_says_what_the_next_one_does(monkeypatch):
+    cell = InterruptedCell()
+    for _ in range(3):
+        cell.run.press()
+        cell.run.step(0)
+    assert (cell.run.presses, cell.run.next_press) == (1, "")
+    assert (cell.ended, cell.closed, cell.lines) == ([], False, [])
+    read_the_notice(cell.run, monkeypatch)
+    assert cell.run.next_press.startswith("ranks 0–2 will be killed by the next interrupt")
+    for _ in range(3):
+        cell.run.press()
+    assert (cell.ended, cell.closed) == ([0, 1, 2], False)
+
+
+def test_the_second_interrupt_kills_only_the_ranks_that_have_not_left_the_cell(monkeypatch):
     cell = InterruptedCell()
     assert cell.run.next_press == ""
     cell.run.press()
     cell.take(reply(0, "error", "ValueError"))
-    assert cell.run.next_press == (
+    read_the_notice(cell.run, monkeypatch)
+    what_comes = (
         "ranks 1–2 will be killed by the next interrupt and replaced: of their variables, only "
         "those given to keep come back; ranks 0, 3 will keep all variables"
     )
+    assert cell.run.next_press == what_comes
+    assert cell.lines.pop().endswith(what_comes)
     cell.run.press()
     assert cell.run.next_press == ""
     assert (cell.ended, cell.closed) == ([1, 2], False)
@@ -286,8 +341,10 @@ def test_all_ranks_are_killed_if_one_that_was_killed_does_not_end(how, monkeypat
     cell = InterruptedCell()
     cell.run.press()
     cell.take(reply(0, "ok", ""))
+    read_the_notice(cell.run, monkeypatch)
     cell.run.press()
     assert not cell.closed
+    monkeypatch.setattr(cell_run, "NOTICE_SECONDS", 0.0)
     cell.run.press() if how == "third interrupt" else cell.run.step(0)
     assert cell.roster.phase == "lost"
     because = ", because ranks 1–2 had been killed and did not end."
@@ -300,6 +357,7 @@ def test_a_killed_rank_of_a_host_that_is_cut_off_does_not_cost_the_others(monkey
     cell.run.press()
     cell.take(reply(0, "ok", ""))
     cell.in_doubt = True
+    read_the_notice(cell.run, monkeypatch)
     cell.run.press()
     # The host hears of it when it is back: it has its time from then on.
     monkeypatch.setattr(cell_run, "_ENDED_SECONDS", 600.0)
@@ -311,10 +369,11 @@ def test_a_killed_rank_of_a_host_that_is_cut_off_does_not_cost_the_others(monkey
     assert "so ranks 1–2 were killed" in str(cell.error())
 
 
-def test_ranks_that_are_dead_already_need_spare_processes_too():
+def test_ranks_that_are_dead_already_need_spare_processes_too(monkeypatch):
     cell = InterruptedCell(spares=2)
     cell.die(0)
     cell.run.press()
+    read_the_notice(cell.run, monkeypatch)
     cell.run.press()
     assert (cell.ended, cell.roster.phase) == ([], "lost")
 
@@ -397,7 +456,7 @@ def prepare(monkeypatch):
         )  # fmt: skip
         shown = []
         view = SimpleNamespace(
-            output=lambda batch: shown.append(batch.entries[-1][1]),
+            output=lambda batch: shown.append(batch.entries[1][1]),
             notice=shown.append, refresh=lambda: shown.append("refreshed"),
         )  # fmt: skip
 
@@ -478,11 +537,12 @@ class ReplacesInAnotherThread(NotebookFeature):
         ({"spares": 1}, -1, ", because the hosts have too few spare processes in which"),
     ],
 )
-def test_all_ranks_are_killed_where_no_other_would_survive(options, needs, because):
+def test_all_ranks_are_killed_where_no_other_would_survive(options, needs, because, monkeypatch):
     cell = InterruptedCell(**options)
     cell.roster.needs = {3: needs}
     cell.run.press()
     cell.take(replace(reply(0, "ok", ""), needs=needs))
+    read_the_notice(cell.run, monkeypatch)
     cell.run.press()
     assert (cell.ended, cell.roster.phase) == ([], "lost")
     assert f"their variables are lost{because}" in str(cell.error())

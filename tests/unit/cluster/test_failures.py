@@ -126,6 +126,34 @@ def test_ranks_that_ended_in_the_same_way_were_not_killed_with_the_first(codes, 
     assert loss_text(ends, hellos, "", size=3, shown=True).startswith(said)
 
 
+@pytest.mark.parametrize(
+    ("codes", "said"),
+    [
+        ((-9, -9, -9), "all 3 ranks were killed by signal 9 (SIGKILL: often the system, out of"),
+        ((-15, -15), "ranks 0–1 were killed by signal 15 (SIGTERM); rank 2 was killed with them"),
+        ((3, -11), "rank 0 (host, pid 10, cpu) ended with exit code 3; rank 1 was killed by"),
+        ((3, -9, 3), "ranks 0, 2 ended with exit code 3; rank 1 was killed by signal 9"),
+    ],
+)
+def test_no_rank_that_ended_by_itself_was_killed_with_the_first(codes, said):
+    hellos = {r: Hello(r, 3, r, 3, "host", 10 + r, "cpu", "e", "mpi", "/l/x.log") for r in range(3)}
+    ends = [ProcessExit(rank, code) for rank, code in enumerate(codes)]
+    assert loss_text(ends, hellos, "", size=3, shown=True).startswith(said)
+
+
+def test_a_reason_that_not_all_ranks_have_names_its_rank():
+    hellos = {r: Hello(r, 2, r, 2, "host", 10 + r, "cpu", "e", "mpi", "/l/x.log") for r in range(2)}
+
+    def lost(*reasons):
+        ends = [ProcessExit(rank, -9, reason=reason) for rank, reason in enumerate(reasons)]
+        return loss_text(ends, hellos, "", size=2, shown=True)
+
+    assert lost("why", "why").startswith("all 2 ranks were killed by signal 9 (SIGKILL: why), and")
+    assert "(SIGKILL: for rank 0, its peak memory was 7 MiB)" in lost(
+        "its peak memory was 7 MiB", "its peak memory was 8 MiB"
+    )
+
+
 def test_a_death_is_told_without_waiting_for_the_end_of_all_that_it_took_along(monkeypatch):
     monkeypatch.setattr(failures, "time", SimpleNamespace(monotonic=lambda: 100.5))
     died, ended = ProcessExit(5, -9, False, 100.0), ProcessExit(6, -9, True, 100.0)

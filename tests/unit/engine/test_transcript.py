@@ -6,6 +6,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 HEAD = """
 import json, os, subprocess, sys
 from allranks.engine.transcript import Transcript
@@ -118,3 +120,50 @@ print(len(looks))
 """
     entries, *_ = collected(tmp_path, body)
     assert entries == [["out", "3\n"]]
+
+
+def hidden_in(entries):
+    return [rest for kind, *rest in entries if kind == "hidden"]
+
+
+@pytest.mark.parametrize(
+    ("first", "last"), [("", "\n"), ("", ""), ("before\n", "\n")], ids=["whole", "open", "second"]
+)
+def test_a_line_that_is_too_long_is_shown_without_its_middle(tmp_path, first, last):
+    entries, lines, hidden, *_ = collected(
+        tmp_path, f"print({first!r} + 'x' * 10_000 + 'end', end={last!r})"
+    )
+    shown = "".join(text for kind, text, *_ in entries if kind == "out")
+    assert shown.startswith(first or "x")
+    assert shown.endswith("xend" + last)
+    assert hidden_in(entries) == [[0, hidden]]
+    assert lines == 0
+    assert len(shown) + hidden == len(first) + 10_003 + len(last)
+
+
+def test_a_line_whose_end_alone_is_hidden_is_no_hidden_line(tmp_path):
+    entries, *_ = collected(tmp_path, "print('x' * 10_000); print('the end')")
+    assert [kind for kind, *_ in entries] == ["out", "hidden", "out"]
+    assert entries[1][1:] == [0, 10_001 - len(entries[0][1])]
+    assert entries[2][1] == "the end\n"
+
+
+def test_the_bytes_of_an_endless_line_count_while_it_runs(tmp_path):
+    body = """
+print("x" * 100_000, end="")
+assert transcript.collect()[1:3] == (0, 100_000 - 3072)
+"""
+    *_, hidden, _, _ = collected(tmp_path, body)
+    assert hidden == 100_000 - 4096
+
+
+def test_what_a_cell_has_hidden_is_not_hidden_again_after_its_end(tmp_path):
+    body = """
+for i in range(1000): print("x" * 20)
+transcript.collect(final=True)
+print("late")
+late = transcript.begin_cell(limit_nbytes=4096)
+os.write(answer, json.dumps([late, 0, 0, 0]).encode()); os._exit(0)
+"""
+    entries, *_ = collected(tmp_path, body)
+    assert entries == [["out", "late\n"]]
