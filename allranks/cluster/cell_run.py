@@ -30,9 +30,10 @@ from allranks.records.telemetry import Pulse, Telemetry
 from allranks.records.wire import Answer, Interrupt, Output, Reply
 from allranks.widgets.text import front_end, of_this_process
 
-#: By this time after an interrupt, a rank that reacts has left its cell, or cleans up. A further
-#: interrupt before it is a double click.
+#: By this time after an interrupt, a rank that reacts has left its cell, or cleans up.
 NOTICE_SECONDS = 2.0
+#: An interrupt that comes sooner after another one is its double click.
+DOUBLE_CLICK_SECONDS = 0.5
 #: So long after a rank has failed, a line names it if others still run, as in a loop of
 #: ``request.Test()`` that does not end.
 _FAILED_SECONDS = 10.0
@@ -50,8 +51,7 @@ class InterruptTimeout:
     def __init__(self, ask_soon: AskSoon) -> None:
         self._ask_soon = ask_soon
         self._asked_at: float | None = None
-        self.said = False
-        """Whether it was due, so that the user knows what another interrupt does."""
+        self._said = False
         #: The last known line of each rank.
         self.lines: dict[int, str] = {}
 
@@ -64,9 +64,9 @@ class InterruptTimeout:
             self._asked_at = waited
             self._ask_soon(requests.STATUS, {}, self._take_status, pending)
         # The notebook may have stood still until now: the ranks need the time to answer.
-        if self._asked_at is None or waited < self._asked_at + _ASK_BEFORE_SECONDS or self.said:
+        if self._asked_at is None or waited < self._asked_at + _ASK_BEFORE_SECONDS or self._said:
             return False
-        self.said = True
+        self._said = True
         return True
 
     def _take_status(self, answer: Answer) -> None:
@@ -365,8 +365,7 @@ class CellRun:
 
     def press(self) -> None:
         """Interrupts the cell. The second call kills the ranks that are still in it, the third all
-        ranks. Before a notice of what comes, and for a moment after the second call, others do not
-        count: a double click must cost no variables.
+        ranks. The second one of a double click does not count: it must cost no variables.
         """
         if self._connection.closed or not self._next_counts:
             return
@@ -381,9 +380,11 @@ class CellRun:
 
     @property
     def _next_counts(self) -> bool:
-        if self._ends_within is not None:  # the ranks that were killed need a moment to end
-            return _ENDED_SECONDS - self._ends_within.left() >= NOTICE_SECONDS
-        return not self.presses or self._interrupt_kills or self._unheard.said
+        if self._ends_within is not None:
+            return _ENDED_SECONDS - self._ends_within.left() >= DOUBLE_CLICK_SECONDS
+        if self._grace is None or not self.presses:
+            return True
+        return GRACE_SECONDS - self._grace.left() >= DOUBLE_CLICK_SECONDS
 
     def _kill_stuck(self, stayed: str) -> None:
         """Kills the ranks that are still in the cell; all ranks if no other would survive that, or
@@ -442,12 +443,8 @@ class CellRun:
 
     @property
     def next_press(self) -> str:
-        """What the next interrupt does; "" before the first one, as long as it does nothing, and
-        after the second.
-        """
+        """What the next interrupt does; "" before the first one, and after the second."""
         if not self.presses or self._killed or self._interrupt_kills or not self.pending:
-            return ""
-        if not self._next_counts:
             return ""
         return self._what_comes("by the next interrupt")
 

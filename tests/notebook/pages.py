@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -34,6 +35,7 @@ INTERRUPTED = re.compile(
     r"(?: \(.*\) raised KeyboardInterrupt| (?:was|were) waiting) at line (\d+)"
 )
 PLACE = re.compile(r"In\[\d+\]:(\d+)")
+_PRESSED_AGAIN_AFTER_SECONDS = 1.5
 _PATIENT_SECONDS = 150
 """To load torch and what it compiles with takes long where others are busy."""
 
@@ -47,7 +49,7 @@ def run(page: str, kernel: Kernel) -> Iterator[tuple[re.Match[str], str]]:
             _wait_for_places(kernel, cell, found["shown"] or "")
             kernel.interrupt()
         if found["press"] == "pressed twice":
-            cell.wait_for("by the next interrupt")
+            time.sleep(_PRESSED_AGAIN_AFTER_SECONDS)
             kernel.interrupt()
         said = cell.wait(_PATIENT_SECONDS).text.rstrip("\n")
         if found["raises"]:

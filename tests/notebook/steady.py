@@ -33,9 +33,8 @@ CHANGES = (
 
 LATE = re.compile(
     r"^[^\n]* · [^\n]*(has waited|has moved no data|has not started|waits in|is at"
-    r"|does not answer|still in the cell|still being replaced|% of the time"
-    r"|of its own: the weights differ|weights differ in"
-    r"|the same numbers to its reductions)[^\n]*\n?",
+    r"|does not answer|still being replaced|% of the time|of its own: the weights differ"
+    r"|weights differ in|the same numbers to its reductions)[^\n]*\n?",
     re.MULTILINE,
 )
 """A busy machine may say that a rank is late, or its replacement, or why a cell was slow. A fast

@@ -13,7 +13,12 @@ from queue import Empty, SimpleQueue
 from uuid import uuid4
 
 from allranks.cluster import failures
-from allranks.cluster.cell_run import GRACE_SECONDS, NOTICE_SECONDS, InterruptTimeout
+from allranks.cluster.cell_run import (
+    DOUBLE_CLICK_SECONDS,
+    GRACE_SECONDS,
+    NOTICE_SECONDS,
+    InterruptTimeout,
+)
 from allranks.cluster.cluster import Cluster
 from allranks.cluster.failures import CellRecord, culprits, ended, stubborn
 from allranks.countdown import Countdown
@@ -445,9 +450,10 @@ class EnsembleRunner:
             self._interrupt(attempt, STOPPED)
 
     def _handle_interrupt(self) -> None:
-        ends = self._attempts.values()
-        if self._interrupts and ends and not any(one.unheard.said for one in ends):
-            return  # nothing has said what it would do: a double click must cost no variables
+        graces = [one.grace for one in self._attempts.values() if one.grace is not None]
+        waited = max((GRACE_SECONDS - one.left() for one in graces), default=DOUBLE_CLICK_SECONDS)
+        if self._interrupts and waited < DOUBLE_CLICK_SECONDS:
+            return  # it must cost no variables
         self._interrupts += 1
         self._closed = True
         if self._interrupts == 1:

@@ -16,7 +16,7 @@ export class Controls {
       data.changed();
     });
     this.status = make("span", { className: "ar-status", role: "status" });
-    this.interrupt = this.button("Interrupt", "interrupt the cell; another one, after a message says so, kills the ranks that are still in it", () => this.press());
+    this.interrupt = this.button("Interrupt", "interrupt the cell; a second click kills the ranks that are still in it", () => this.press());
     this.where = this.button("Where are they?", "show the line and the stack of every rank", () => {
       this.asked = true;
       data.send({ kind: "where" });

@@ -117,14 +117,8 @@ def test_the_exception_of_a_rank_is_reported_although_another_one_died(monkeypat
     assert str(error).startswith("rank 1 died.\n\nrank 0 (here, cpu) raised ValueError at line 3")
 
 
-def read_the_notice(run, monkeypatch):
-    """The time has passed after which an interrupted cell says what the next interrupt does."""
-    connection = run._connection
-    connection.ask_soon = run._unheard._ask_soon = lambda *anything: None
-    with monkeypatch.context() as soon:
-        soon.setattr(cell_run, "NOTICE_SECONDS", 0.0)
-        soon.setattr(cell_run, "_ASK_BEFORE_SECONDS", 0.0)
-        run.step(0)
+def await_no_double_click(monkeypatch):
+    monkeypatch.setattr(cell_run, "DOUBLE_CLICK_SECONDS", 0.0)
 
 
 @pytest.mark.parametrize("kills", [False, True])
@@ -145,8 +139,7 @@ def test_the_first_interrupt_interrupts_the_ranks_in_the_cell_or_ends_them(kills
     run.press()
     assert (sent, ended) == (([], [0, 2]) if kills else ([((0, 2), Interrupt(1))], []))
     assert not closed
-    if not kills:
-        read_the_notice(run, monkeypatch)
+    await_no_double_click(monkeypatch)
     run.press()
     assert closed == ["lost"]
 
@@ -248,17 +241,15 @@ class InterruptedCell:
         self.run.check()
 
 
-def test_interrupts_count_as_one_until_a_notice_says_what_the_next_one_does(monkeypatch):
+def test_the_interrupts_of_a_double_click_count_as_one(monkeypatch):
     cell = InterruptedCell()
     for _ in range(3):
         cell.run.press()
-        cell.run.step(0)
-    assert (cell.run.presses, cell.run.next_press) == (1, "")
-    assert (cell.ended, cell.closed, cell.lines) == ([], False, [])
-    read_the_notice(cell.run, monkeypatch)
-    assert cell.run.next_press.startswith("ranks 0–2 will be killed by the next interrupt")
-    for _ in range(3):
+    assert (cell.run.presses, cell.ended, cell.closed) == (1, [], False)
+    with monkeypatch.context() as later:
+        await_no_double_click(later)
         cell.run.press()
+    cell.run.press()
     assert (cell.ended, cell.closed) == ([0, 1, 2], False)
 
 
@@ -267,13 +258,12 @@ def test_the_second_interrupt_kills_only_the_ranks_that_have_not_left_the_cell(m
     assert cell.run.next_press == ""
     cell.run.press()
     cell.take(reply(0, "error", "ValueError"))
-    read_the_notice(cell.run, monkeypatch)
+    await_no_double_click(monkeypatch)
     what_comes = (
         "ranks 1–2 will be killed by the next interrupt and replaced: of their variables, only "
         "those given to keep come back; ranks 0, 3 will keep all variables"
     )
     assert cell.run.next_press == what_comes
-    assert cell.lines.pop().endswith(what_comes)
     cell.run.press()
     assert cell.run.next_press == ""
     assert (cell.ended, cell.closed) == ([1, 2], False)
@@ -341,10 +331,9 @@ def test_all_ranks_are_killed_if_one_that_was_killed_does_not_end(how, monkeypat
     cell = InterruptedCell()
     cell.run.press()
     cell.take(reply(0, "ok", ""))
-    read_the_notice(cell.run, monkeypatch)
+    await_no_double_click(monkeypatch)
     cell.run.press()
     assert not cell.closed
-    monkeypatch.setattr(cell_run, "NOTICE_SECONDS", 0.0)
     cell.run.press() if how == "third interrupt" else cell.run.step(0)
     assert cell.roster.phase == "lost"
     because = ", because ranks 1–2 had been killed and did not end."
@@ -357,7 +346,7 @@ def test_a_killed_rank_of_a_host_that_is_cut_off_does_not_cost_the_others(monkey
     cell.run.press()
     cell.take(reply(0, "ok", ""))
     cell.in_doubt = True
-    read_the_notice(cell.run, monkeypatch)
+    await_no_double_click(monkeypatch)
     cell.run.press()
     # The host hears of it when it is back: it has its time from then on.
     monkeypatch.setattr(cell_run, "_ENDED_SECONDS", 600.0)
@@ -373,7 +362,7 @@ def test_ranks_that_are_dead_already_need_spare_processes_too(monkeypatch):
     cell = InterruptedCell(spares=2)
     cell.die(0)
     cell.run.press()
-    read_the_notice(cell.run, monkeypatch)
+    await_no_double_click(monkeypatch)
     cell.run.press()
     assert (cell.ended, cell.roster.phase) == ([], "lost")
 
@@ -542,7 +531,7 @@ def test_all_ranks_are_killed_where_no_other_would_survive(options, needs, becau
     cell.roster.needs = {3: needs}
     cell.run.press()
     cell.take(replace(reply(0, "ok", ""), needs=needs))
-    read_the_notice(cell.run, monkeypatch)
+    await_no_double_click(monkeypatch)
     cell.run.press()
     assert (cell.ended, cell.roster.phase) == ([], "lost")
     assert f"their variables are lost{because}" in str(cell.error())
