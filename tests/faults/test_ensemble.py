@@ -147,7 +147,6 @@ if x >= 4:
         pid_of(ran, member)  # each of them runs where one of the first four has ended
     notebook.interrupt()
     cell.wait_for("no")
-    notebook.interrupt()  # at once: it counts with the first one
     cell.wait_for("; all ranks will be killed by the next interrupt")
     notebook.interrupt()
     cell.wait()
