@@ -1,11 +1,14 @@
-"""How a process finds its rank in the variables that its launcher has set.
+"""How a process finds its rank in the variables that its launcher has set, and what it removes
+where none has started it.
 
 Both sides use it; standard library only.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 
@@ -83,3 +86,17 @@ def local_place(
                 return int(environment[local]), int(environment[count])
             break
     return rank, size
+
+
+def remove_segments() -> None:
+    """Removes the names of the files that Open MPI shares between ranks, of this process.
+
+    Only mpiexec removes them: call it where no mpiexec has started this process. Open MPI goes on
+    with the files, which it has mapped.
+    """
+    try:
+        maps = Path("/proc/self/maps").read_text()
+    except OSError:
+        return
+    for path in set(re.findall(r"(/\S*/sm_segment\.\S+)$", maps, re.MULTILINE)):
+        Path(path).unlink(missing_ok=True)

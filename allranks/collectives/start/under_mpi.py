@@ -213,8 +213,7 @@ def check_launched(size: int, library: str) -> None:
     started, source = launched.size(os.environ)
     if size > 1 or started <= 1:
         return
-    for path in memory.of_open_mpi():
-        os.unlink(path)  # no mpiexec of this MPI removes them
+    launched.remove_segments()
     beside = os.path.join(os.path.dirname(sys.executable), "mpiexec")
     program = beside if os.path.exists(beside) else "the mpiexec of that MPI"
     raise UsageError(
