@@ -88,15 +88,18 @@ def local_place(
     return rank, size
 
 
-def remove_segments() -> None:
-    """Removes the names of the files that Open MPI shares between ranks, of this process.
+#: The names of the files that ranks of a host share begin so. Only Open MPI's mpiexec removes its
+#: files: a process that it has not started leaves its own.
+OPEN_MPI = "sm_segment."
+#: MPICH opens its file by name only in MPI_Init. A rank that is killed later leaves it.
+MPICH = "mpich_shm_"
 
-    Only mpiexec removes them: call it where no mpiexec has started this process. Open MPI goes on
-    with the files, which it has mapped.
-    """
+
+def remove_segments(kind: str) -> None:
+    """Removes the names of MPI's files that this process has mapped; MPI goes on with the files."""
     try:
         maps = Path("/proc/self/maps").read_text()
     except OSError:
         return
-    for path in set(re.findall(r"(/\S*/sm_segment\.\S+)$", maps, re.MULTILINE)):
+    for path in set(re.findall(rf"(/\S*/{re.escape(kind)}\S+)$", maps, re.MULTILINE)):
         Path(path).unlink(missing_ok=True)

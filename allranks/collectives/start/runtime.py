@@ -353,7 +353,7 @@ def finish() -> None:
     # mpiexec reports a failed job if a rank ends without MPI_Finalize, whatever its code.
     faulthandler.dump_traceback_later(patience, exit=True, file=2)
     if MPI.COMM_WORLD.Get_size() == 1:
-        launched.remove_segments()
+        launched.remove_segments(launched.OPEN_MPI)
     inspect.unwrap(MPI.Finalize)()  # without the guard of `guard_mpi4py`
     faulthandler.cancel_dump_traceback_later()
 

@@ -250,7 +250,7 @@ class PytestRanks:
         No launcher does so.
         """
         if not launched.size(os.environ)[1]:
-            launched.remove_segments()
+            launched.remove_segments(launched.OPEN_MPI)
 
     def end(self) -> None:
         """Ends pytest's session on the ranks, and begins to end the ranks."""
