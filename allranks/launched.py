@@ -1,11 +1,14 @@
-"""How a process finds its rank in the variables that its launcher has set.
+"""How a process finds its rank in the variables that its launcher has set, and what it removes
+where none has started it.
 
 Both sides use it; standard library only.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 
@@ -83,3 +86,20 @@ def local_place(
                 return int(environment[local]), int(environment[count])
             break
     return rank, size
+
+
+#: The names of the files that ranks of a host share begin so. Only Open MPI's mpiexec removes its
+#: files: a process that it has not started leaves its own.
+OPEN_MPI = "sm_segment."
+#: MPICH opens its file by name only in MPI_Init. A rank that is killed later leaves it.
+MPICH = "mpich_shm_"
+
+
+def remove_segments(kind: str) -> None:
+    """Removes the names of MPI's files that this process has mapped; MPI goes on with the files."""
+    try:
+        maps = Path("/proc/self/maps").read_text()
+    except OSError:
+        return
+    for path in set(re.findall(rf"(/\S*/{re.escape(kind)}\S+)$", maps, re.MULTILINE)):
+        Path(path).unlink(missing_ok=True)

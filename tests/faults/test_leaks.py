@@ -2,7 +2,9 @@
 
 import gzip
 import shutil
+import uuid
 import zipfile
+from pathlib import Path
 
 import pytest
 
@@ -55,6 +57,28 @@ def test_a_kernel_that_ends_leaves_nothing_but_logs(notebook, end, source):
     notebook.check_nothing_left()
     assert [folder for folder in folders if folder.exists()] == []
     assert notebook.logs()["rank-0.log"].exists()
+
+
+RENAMES = """
+import mmap, os, time
+path = "/dev/shm/allranks-test-%s-0"
+with open(path, "x+b") as file:
+    file.truncate(mmap.PAGESIZE)
+    mapped = mmap.mmap(file.fileno(), mmap.PAGESIZE)
+print("here")
+while True:
+    path, before = f"{path.rpartition('-')[0]}-{time.monotonic_ns()}", path
+    os.rename(before, path)
+"""
+
+
+def test_a_file_of_a_rank_that_has_a_new_name_when_the_rank_is_killed_is_removed(notebook):
+    """As a file that MPI makes in its start, while the ranks are ended."""
+    mark = uuid.uuid4().hex
+    notebook.start_on_ranks(RENAMES % mark, "-r 0").wait_for("rank 0 │ here")
+    notebook.kill9()
+    notebook.check_nothing_left()
+    assert [*Path("/dev/shm").glob(f"allranks-test-{mark}-*")] == []
 
 
 UNWRITTEN = """

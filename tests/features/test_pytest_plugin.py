@@ -124,6 +124,33 @@ def test_options_markers_fixtures_and_a_result_for_each_test(pytester: pytest.Py
     assert len([*own.iter("property")]) == 1
 
 
+def test_mpi_of_pytests_own_process_leaves_nothing_in_shared_memory(
+    pytester: pytest.Pytester,
+) -> None:
+    """Test modules are imported there too."""
+    pytester.makepyfile(
+        """
+        from pathlib import Path
+        from mpi4py import MPI
+        import pytest
+
+        @pytest.mark.nranks(0)
+        def test_in_own_process():
+            Path("maps").write_text(Path("/proc/self/maps").read_text())
+
+        @pytest.mark.nranks(2)
+        def test_on_ranks(size):
+            assert MPI.COMM_WORLD.size == size
+        """
+    )
+    on_ranks(pytester).assert_outcomes(passed=2)
+    maps = (pytester.path / "maps").read_text()
+    segments = set(re.findall(r"/\S*/sm_segment\.\S+", maps))
+    if not segments:
+        pytest.skip("this MPI has no files in shared memory")
+    assert [path for path in segments if os.path.exists(path)] == []
+
+
 FAULTS = """
     import os
     import pytest

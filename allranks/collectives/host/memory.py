@@ -11,7 +11,6 @@ from __future__ import annotations
 import mmap
 import os
 import platform
-import re
 import sys
 import threading
 from bisect import bisect
@@ -136,15 +135,6 @@ def sweep() -> None:
         if pid.isdigit() and not os.path.exists(f"/proc/{pid}"):
             with suppress(OSError):
                 path.unlink()
-
-
-def of_open_mpi() -> list[str]:
-    """The files that Open MPI shares between ranks. Only mpiexec removes them."""
-    try:
-        maps = Path("/proc/self/maps").read_text()
-    except OSError:
-        return []
-    return sorted(set(re.findall(r"(/\S*/sm_segment\.\S+)$", maps, re.MULTILINE)))
 
 
 WARM_BYTES = 64 << 10

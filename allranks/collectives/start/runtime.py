@@ -10,18 +10,17 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from allranks import launched
 from allranks.collectives import world
 from allranks.collectives.calls import rank_state as fields
 from allranks.collectives.calls.call import Pause
 from allranks.collectives.calls.sites import find, of_traceback
-from allranks.collectives.host import memory
 from allranks.collectives.ops import operations
 from allranks.collectives.world import process_sets as sets
 from allranks.collectives.world.process_sets import ProcessSet
@@ -353,10 +352,9 @@ def finish() -> None:
     # none can be started now. faulthandler prints where the rank was, and ends it with code 1:
     # mpiexec reports a failed job if a rank ends without MPI_Finalize, whatever its code.
     faulthandler.dump_traceback_later(patience, exit=True, file=2)
-    left = memory.of_open_mpi() if MPI.COMM_WORLD.Get_size() == 1 else []
+    if MPI.COMM_WORLD.Get_size() == 1:
+        launched.remove_segments(launched.OPEN_MPI)
     inspect.unwrap(MPI.Finalize)()  # without the guard of `guard_mpi4py`
-    for path in left:
-        Path(path).unlink(missing_ok=True)
     faulthandler.cancel_dump_traceback_later()
 
 

@@ -157,7 +157,10 @@ def start(comm: MPI.Intracomm | Sequence[int] | None) -> World:
         base = base.Create_group(base.Get_group().Incl(list(comm)))
     elif comm is not None:
         base = comm
-    return new_world(base.Get_rank(), make_parts(base))
+    parts = make_parts(base)
+    if comm is None:  # all ranks have ended MPI_Init by now
+        launched.remove_segments(launched.MPICH)
+    return new_world(base.Get_rank(), parts)
 
 
 def new_world(rank: int, parts: WorldParts) -> World:
@@ -213,8 +216,7 @@ def check_launched(size: int, library: str) -> None:
     started, source = launched.size(os.environ)
     if size > 1 or started <= 1:
         return
-    for path in memory.of_open_mpi():
-        os.unlink(path)  # no mpiexec of this MPI removes them
+    launched.remove_segments(launched.OPEN_MPI)
     beside = os.path.join(os.path.dirname(sys.executable), "mpiexec")
     program = beside if os.path.exists(beside) else "the mpiexec of that MPI"
     raise UsageError(

@@ -556,14 +556,15 @@ class HostAgent:
     def _end(self) -> None:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         begins_again, ranks = self.state.begins_again, self.state.ranks
-        if new := processes.segments_since(self.began) - self.segments:
-            # Made after the ranks came up. Finding the owners takes long, so only if there are any.
-            for pid in processes.descendants():
-                self.segments |= new & processes.shared_segments(pid)
+        self._note_new_files()
         self._close(self._ask_to_end)
         if not begins_again:  # then they have saved their variables, and their hosts wait
             self._wait_for_idle_ranks()
-        for pid in [*ranks, *self.state.spares, self.controller]:
+        started = [*ranks, *self.state.spares]
+        for pid in started:  # they may make files at any moment, as MPI does in its start
+            processes.kill(pid, signal.SIGSTOP)
+        self._note_new_files()
+        for pid in [*started, self.controller]:
             processes.kill(pid)
         for place in (*self.places.values(), *self._kept):
             place.close()
@@ -595,6 +596,13 @@ class HostAgent:
         for descriptor in self._descriptors:
             os.close(descriptor)
         self.tell(Again() if begins_again else Stopped())
+
+    def _note_new_files(self) -> None:
+        """Notes files in shared memory of processes here that were made after the ranks came up."""
+        if new := processes.segments_since(self.began) - self.segments:
+            # Finding the owners takes long, so only if there are any.
+            for pid in processes.descendants():
+                self.segments |= new & processes.shared_segments(pid)
 
     def _wait_for_idle_ranks(self) -> None:
         """Ends when the ranks that run no cell have ended by themselves, with exit functions."""

@@ -112,6 +112,7 @@ class OwnProcess:
     def pytest_unconfigure(self) -> None:
         if self._ranks is not None:  # they end while pytest writes its summary
             self._ranks.close()
+            self._ranks.remove_segments()
 
     def _ranks_of(self, session: pytest.Session) -> Any:
         if self._ranks is None:

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 import allranks
+from allranks import launched
 from allranks.cluster.cell_run import CapturedOutput
 from allranks.cluster.failures import NEXT_CELL
 from allranks.cluster.variables import OnRank
@@ -242,6 +243,14 @@ class PytestRanks:
         self.end()
         if self._stopping is not None:
             self._stopping.join()
+
+    def remove_segments(self) -> None:
+        """Removes MPI's shared memory of pytest's own process, where tests may have imported MPI.
+
+        No launcher does so.
+        """
+        if not launched.size(os.environ)[1]:
+            launched.remove_segments(launched.OPEN_MPI)
 
     def end(self) -> None:
         """Ends pytest's session on the ranks, and begins to end the ranks."""

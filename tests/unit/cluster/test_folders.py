@@ -18,6 +18,7 @@ from allranks import own_files
 from allranks.cluster import kept_folders, log_folder, session_folder
 from allranks.cluster.launchers import mpiexec
 from allranks.errors import UsageError
+from allranks.launched import SHARED_FILES
 from tests.kernel import wait_until
 from tests.mpi import launch
 
@@ -383,8 +384,10 @@ with libraries.mpi_files_in({str(session)!r}):
 Path({str(said)!r}).write_text(os.environ["TMPDIR"] + "\\n")
 os.kill(os.getpid(), signal.SIGKILL)
 """
-    launch.mpiexec(1, "-c", source)
+    # The host agent sets this variable.
+    launch.mpiexec(1, "-c", source, **{SHARED_FILES: str(session)})
     # The rank outlives its launcher.
     wait_until(lambda: said.exists() and said.read_text() == f"{temporary}\n")
     assert list(temporary.iterdir()) == []
-    assert ["ompi." in each.name for each in session.iterdir()] == [True]
+    left = sorted(each.name.partition(".")[0] for each in session.iterdir())
+    assert left == ["ompi", "sm_segment"]
