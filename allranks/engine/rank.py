@@ -317,9 +317,14 @@ class Rank:
         self._features.call(RankFeature.output_sending, False)
 
     def _find_dead(self) -> None:
-        # Only a notebook reports deaths.
-        for rank in world.current().find_dead():
-            self._receive(Died(rank, DIED), [])
+        # Only a notebook reports deaths. The main thread may enter or leave a world meanwhile.
+        this = world.current()
+        for rank in this.find_dead():
+            self._note_death(rank, DIED, this)
+
+    def _note_death(self, rank: int, how: str, of: world.World | None = None) -> None:
+        runtime.died(rank, how, of)
+        self._features.call(RankFeature.rank_died, rank, how)
 
     def _notice(self, text: str) -> None:
         self.transcript.place(["notice", text])
@@ -338,8 +343,7 @@ class Rank:
             elif not self._meets and (record.requests_too or not self._epochs.in_request):
                 self._runner.interrupts.end_between_cells()
         elif isinstance(record, Died):
-            runtime.died(record.rank, record.how)
-            self._features.call(RankFeature.rank_died, record.rank, record.how)
+            self._note_death(record.rank, record.how)
         elif isinstance(record, Query):
             if record.name in ANSWERED_WHILE_BUSY | self._features.requests_while_busy:
                 self._answer(record, payloads)

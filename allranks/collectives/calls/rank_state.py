@@ -599,14 +599,15 @@ class RankState:
         return (2, with_source(board.text(rank, BROKE))) if broken else None
 
     def find_dead(self) -> list[int]:
-        """Marks ranks of this host that have died without a report; returns them, and those that
-        another rank has marked. For any thread.
+        """Marks the ranks of this host that have died, as other hosts may have no report of them;
+        returns those of all hosts that are known by a mark alone. For any thread.
         """
-        unreported = [rank for rank in range(self.size) if rank not in self.died]
-        for rank in unreported:
-            if self._has_ended(rank):
-                self.board.ask(rank, DEAD, LEFT)
-        return list(filter(self.has_died, unreported))
+        # First: if this rank moves to another board meanwhile, no mark may come there.
+        marks = self.board.column(LEFT)
+        for rank in range(self.size):
+            if marks[rank] != DEAD and self._has_ended(rank):
+                marks[rank] = DEAD
+        return [rank for rank in range(self.size) if rank not in self.died and self.has_died(rank)]
 
     def _has_ended(self, rank: int) -> bool:
         """Whether the process of a rank has ended, if it is one that this rank can look for."""

@@ -280,9 +280,9 @@ def activity() -> str:
     return str(doing) if doing.state.waits else ""
 
 
-def died(rank: int, how: str) -> None:
+def died(rank: int, how: str, of: world.World | None = None) -> None:
     """Records that a rank has died: waits for it raise `RankLost` with ``how``. For any thread."""
-    this = world.current()
+    this = of or world.current()
     this.died[rank] = how
     if this.mpi is not None:
         this.mpi.creation.end()

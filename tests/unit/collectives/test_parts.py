@@ -466,6 +466,45 @@ def test_a_rank_finds_who_has_died_on_its_host_and_shows_it_to_other_hosts():
         assert state.find_dead() == []
 
 
+def _report(state):
+    state.died[1] = "was killed by signal 9"
+
+
+def _find_in_a_request(state):
+    state.request = 1 << 32 | 1
+    assert state.departure(1) == (-1, "has died")
+
+
+@pytest.mark.parametrize("learn", [_report, _find_in_a_request])
+def test_other_hosts_learn_of_a_death_that_the_ranks_of_its_host_know_already(learn):
+    pages, hosts = mmap.mmap(-1, Board.nbytes(3)), (0, 0, 1)
+    near, far = (RankState(n, hosts, Board(pages, (0, 1, 2), n)) for n in (0, 2))
+    near.shares = far.shares = (0, 0, 2)  # the exchange between hosts copies pages
+    dead = subprocess.Popen([sys.executable, "-c", ""])
+    Board(pages, (0, 1, 2), 1).put(PID, dead.pid)
+    dead.wait()
+    learn(near)
+    assert near.find_dead() == []
+    assert far.find_dead() == [1]
+    assert far.departure(1) == (-1, "has died")
+
+
+def test_a_mark_of_a_death_never_comes_to_the_board_to_which_a_rank_moves(monkeypatch):
+    old, new = (mmap.mmap(-1, Board.nbytes(2)) for _ in range(2))
+    state = RankState(0, (0, 0), Board(old, (0, 1), 0))
+
+    def kill(pid, _):
+        if pid == 1 << 30:
+            state.board.move(new)  # in the main thread, where a rank is replaced
+            raise ProcessLookupError
+
+    Board(old, (0, 1), 1).put(PID, 1 << 30)
+    Board(new, (0, 1), 1)  # the new process
+    monkeypatch.setattr(os, "kill", kill)
+    assert state.find_dead() == []
+    assert not state.has_died(1)
+
+
 def test_pieces_of_one_array_are_joined_without_a_copy():
     whole = np.arange(24, dtype=np.uint8)
     like = np.empty((0, 2), np.int16)
