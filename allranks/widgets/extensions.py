@@ -16,12 +16,11 @@ from allranks.hooks import failure
 class LineFolder:
     """Recognises lines of several ranks that are shown as one although their texts differ.
 
-    A text is folded by the first of these that may fold one of its lines.
+    A text is folded by the first of these with a mark in one of its lines.
     """
 
-    def may_fold(self, text: str) -> bool:
-        """Whether a line may be one of those. It is called with every line, so it is quick."""
-        return False
+    marks: tuple[str, ...] = ()
+    """One of these is in every such line, and in hardly any other one: all lines are searched."""
 
     def name_of(self, text: str) -> str:
         """Returns what is the same on all ranks in a line; "" if the line is none of those."""

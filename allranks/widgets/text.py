@@ -255,7 +255,7 @@ def _merged_and_folded(lines: Mapping[int, Sequence[Line]]) -> list[Row]:
     texts = [line.text for some in lines.values() for line in some]
     for folder in [*LINE_FOLDERS]:
         try:
-            if any(map(folder.may_fold, texts)):
+            if any(mark in text for mark in folder.marks for text in texts):
                 return _folded(lines, folder)
         except Exception as error:  # another distribution's code
             leave_out(LINE_FOLDERS, folder, folder.folded, error)
