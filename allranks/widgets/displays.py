@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from html import escape
 from typing import Any
 
-from allranks.records.ranks import label
+from allranks.records.ranks import label, spans
 from allranks.widgets.extensions import DISPLAY_OBSERVERS, leave_out
 from allranks.widgets.text import (
     NOTEBOOK,
@@ -22,7 +22,6 @@ from allranks.widgets.text import (
     front_end,
     is_rich,
     render,
-    spans,
 )
 
 VIEW = "application/vnd.jupyter.widget-view+json"

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from allranks.errors import COLOURS, for_screen
 from allranks.records import config
-from allranks.records.ranks import label
+from allranks.records.ranks import label, spans
 from allranks.records.telemetry import Telemetry
 from allranks.records.wire import Output
 from allranks.widgets.extensions import LINE_FOLDERS, LineFolder, leave_out
@@ -343,17 +343,6 @@ def described(rows: Sequence[Row], noun: str = "rank") -> Data:
     width = max((len(label(ranks)) for ranks in {row.ranks for row in rows}), default=0)
     runs = [[spans(ranks), len([*run])] for ranks, run in groupby(rows, key=lambda row: row.ranks)]
     return {"allranks": {"lines": runs, "indent": width + 3}}
-
-
-def spans(ranks: Sequence[int]) -> list[list[int]]:
-    """Returns the first and the last rank of each run of neighbours."""
-    found: list[list[int]] = []
-    for rank in ranks:
-        if found and rank == found[-1][1] + 1:
-            found[-1][1] = rank
-        else:
-            found.append([rank, rank])
-    return found
 
 
 @dataclass(eq=False, repr=False)
