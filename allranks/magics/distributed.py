@@ -40,8 +40,8 @@ from allranks.magics.shell import (
     AwaitedMagics,
     Completion,
     EveryCell,
-    LoadedOnce,
     is_awaited,
+    load_once,
     nothing_to_run,
 )
 from allranks.records import ranks as rank_lists
@@ -91,7 +91,7 @@ class DistributedMagics(Magics):
         self._undo = ExitStack()
         Completion(shell, self.session, self.toggle, self._undo)
         self.hints = Hints(shell, self.session, self.toggle, self._undo)
-        LoadedOnce(shell, self._undo)
+        load_once(shell, self._undo)
         kernel = getattr(shell, "kernel", None)
         if kernel is not None:
             AwaitedMagics(shell, self._undo)

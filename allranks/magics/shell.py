@@ -3,7 +3,7 @@
 When it is unloaded, an ``ExitStack`` undoes the changes.
 
 - `EveryCell`: ``%distributed on`` sends every following cell to the ranks, until ``off``.
-- `LoadedOnce`: ``%load_ext allranks`` prints nothing where allranks is loaded.
+- `load_once`: ``%load_ext allranks`` prints nothing where allranks is loaded.
 - `AwaitedMagics`: widgets react while a cell runs, because IPython awaits our cell magics.
 - `Completion`: Tab, Shift-Tab and ``--help``, on the magics' lines and in cells for the ranks.
 """
@@ -160,19 +160,17 @@ _LOAD = re.compile(r"^(\s*)(?=get_ipython\(\)\.run_line_magic\('load_ext', 'allr
 _UNLESS_LOADED = r"\1if 'allranks' not in get_ipython().extension_manager.loaded: "
 
 
-class LoadedOnce:
+def load_once(shell: InteractiveShell, undo: ExitStack) -> None:
     """Skips ``%load_ext allranks`` where allranks is loaded.
 
     IPython prints how to reload it there, above what the rest of the cell says of the ranks.
     """
+    _append(undo, shell.input_transformers_post, _load_unless_loaded)
 
-    def __init__(self, shell: InteractiveShell, undo: ExitStack) -> None:
-        _append(undo, shell.input_transformers_post, self._transform)
 
-    @staticmethod
-    def _transform(lines: list[str]) -> list[str]:
-        # Decided when the line runs: a line above it may unload the extension.
-        return [_LOAD.sub(_UNLESS_LOADED, line) for line in lines]
+def _load_unless_loaded(lines: list[str]) -> list[str]:
+    # Decided when the line runs: a line above it may unload the extension.
+    return [_LOAD.sub(_UNLESS_LOADED, line) for line in lines]
 
 
 class AwaitedMagics:
