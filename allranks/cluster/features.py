@@ -151,14 +151,13 @@ class CellContext:
 class CellRequest:
     """A cell with a feature's option; the feature's command returns its cluster and its run.
 
-    ``number`` is the notebook's, ``options`` are the features' that were given, by name, and
-    ``prepared`` those that prepare a cell of ranks. The other attributes are options of the magic.
+    ``number`` is the notebook's, ``options`` are the features' that were given, by name. The other
+    attributes are options of the magic.
     """
 
     source: str
     number: int
     options: Mapping[str, Any]
-    prepared: Mapping[str, Any]
     cluster: ClusterOptions
     ranks: str | None
     timeout: float | None

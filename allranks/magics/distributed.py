@@ -221,16 +221,13 @@ class DistributedMagics(Magics):
         # IPython has added the running cell to its history already.
         number = len(self.shell.user_ns["In"]) - 1
         try:
-            # Before ranks are started, and features prepare the cell: neither is needed then.
+            # Before ranks are started: they are not needed then.
             check_source(text)
         except SyntaxError as error:
             raise InvalidCell(explain_syntax(error, number)) from None
         with short_interrupts(self.session, BEFORE_THE_CELL):
-            if options.features:
-                if options.for_running():
-                    return self._submit_to_feature(options, text, number)
-                for command, asked in by_command(options.for_preparing()).items():
-                    self.session.hooks.command(command, asked)
+            if options.for_running():
+                return self._submit_to_feature(options, text, number)
             return self._submit_to_ranks(options, text, number)
 
     def _submit_to_ranks(
@@ -238,8 +235,9 @@ class DistributedMagics(Magics):
     ) -> tuple[Cluster, CellRun]:
         cluster = self.session.cluster(options.cluster)
         chosen = chosen_ranks(options, cluster.size)
-        if options.check:  # of this cell only: nothing before it may fail any more
-            self.session.hooks.command("check", options.check)
+        # Of this cell only: nothing before it may fail any more.
+        for command, asked in by_command(options.for_preparing()).items():
+            self.session.hooks.command(command, asked)
         view = cell_view(
             options.view,
             [*map(cluster.roster.hellos.__getitem__, chosen)],
@@ -269,7 +267,6 @@ class DistributedMagics(Magics):
             source=text,
             number=number,
             options=options.for_running(),
-            prepared=options.for_preparing(),
             cluster=options.cluster,
             ranks=options.ranks,
             timeout=options.timeout,
