@@ -38,8 +38,8 @@ from allranks.magics.options import (
 from allranks.magics.session import BEFORE_THE_CELL, Session, short_interrupts
 from allranks.magics.shell import (
     AwaitedMagics,
-    Completion,
     EveryCell,
+    complete_lines,
     is_awaited,
     load_once,
     nothing_to_run,
@@ -89,7 +89,7 @@ class DistributedMagics(Magics):
         self.toggle = EveryCell(shell)
         self.session.which_cells = self.toggle.text
         self._undo = ExitStack()
-        Completion(shell, self.session, self.toggle, self._undo)
+        complete_lines(shell, self._undo)
         self.hints = Hints(shell, self.session, self.toggle, self._undo)
         load_once(shell, self._undo)
         kernel = getattr(shell, "kernel", None)
