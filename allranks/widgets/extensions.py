@@ -7,7 +7,8 @@ its output is shown.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from allranks.hooks import failure
@@ -58,10 +59,12 @@ DISPLAY_FOLDERS: list[Callable[[], DisplayFolder]] = []
 DISPLAY_OBSERVERS: list[DisplayObserver] = []
 
 
-def leave_out(
-    parts: list[Any], part: object, method: Callable[..., object], error: Exception
-) -> None:
-    """Removes a part whose method has raised an error."""
-    if part in parts:
-        parts.remove(part)
-    warnings.warn(str(failure(method, error)), stacklevel=2)
+@contextmanager
+def leaving_out(parts: list[Any], part: object, method: Callable[..., object]) -> Iterator[None]:
+    """Within, a method of one of these parts is called; an error of it removes the part."""
+    try:
+        yield
+    except Exception as error:  # another distribution's code
+        if part in parts:
+            parts.remove(part)
+        warnings.warn(str(failure(method, error)), stacklevel=4)

@@ -21,7 +21,7 @@ from allranks.records import config
 from allranks.records.ranks import label, spans
 from allranks.records.telemetry import Telemetry
 from allranks.records.wire import Output
-from allranks.widgets.extensions import LINE_FOLDERS, LineFolder, leave_out
+from allranks.widgets.extensions import LINE_FOLDERS, LineFolder, leaving_out
 
 VARIABLE = "ALLRANKS_FRONT_END"
 NOTEBOOK, CONSOLE, TERMINAL = "notebook", "console", "terminal"
@@ -254,11 +254,9 @@ def _lines_of_values(lines: Sequence[Line]) -> dict[int, int]:
 def _merged_and_folded(lines: Mapping[int, Sequence[Line]]) -> list[Row]:
     texts = [line.text for some in lines.values() for line in some]
     for folder in [*LINE_FOLDERS]:
-        try:
+        with leaving_out(LINE_FOLDERS, folder, folder.folded):
             if any(mark in text for mark in folder.marks for text in texts):
                 return _folded(lines, folder)
-        except Exception as error:  # another distribution's code
-            leave_out(LINE_FOLDERS, folder, folder.folded, error)
     return _merged(lines)
 
 
