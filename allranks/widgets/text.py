@@ -254,8 +254,8 @@ def _lines_of_values(lines: Sequence[Line]) -> dict[int, int]:
 def _merged_and_folded(lines: Mapping[int, Sequence[Line]]) -> list[Row]:
     texts = [line.text for some in lines.values() for line in some]
     for folder in [*LINE_FOLDERS]:
-        with leaving_out(LINE_FOLDERS, folder, folder.folded):
-            if any(mark in text for mark in folder.marks for text in texts):
+        if any(mark in text for mark in folder.marks for text in texts):
+            with leaving_out(LINE_FOLDERS, folder, folder.folded):
                 return _folded(lines, folder)
     return _merged(lines)
 
