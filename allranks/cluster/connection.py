@@ -16,7 +16,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol
 
-from allranks.cluster import failures, held_cells
+from allranks.cluster import failures
 from allranks.cluster.agents import DeliverEvent, HostAgents, HostsContext, TakenHosts
 from allranks.cluster.calls import Turns
 from allranks.cluster.driver import AnswersSoFar, Driver
@@ -29,7 +29,6 @@ from allranks.cluster.launchers.registry import AnyLauncher
 from allranks.cluster.session_folder import name_session_folder
 from allranks.cluster.sockets import (
     Answers,
-    ClientAnswered,
     DeathsKnown,
     DeliverAnswer,
     Event,
@@ -42,7 +41,7 @@ from allranks.cluster.sockets import (
 )
 from allranks.cluster.state import CellState, ClusterEvent, ClusterState, StartsAgain
 from allranks.countdown import Countdown
-from allranks.errors import CellInterrupted, ClusterLost, StartFailed, UsageError, WireError
+from allranks.errors import ClusterLost, StartFailed, UsageError, WireError
 from allranks.records import limits, requests
 from allranks.records.agent import Clients, End, OpenedCuda, RanksUp, Registered, to_line
 from allranks.records.agent import Event as AgentEvent
@@ -50,13 +49,11 @@ from allranks.records.config import CLIENTS_RANKS, HostAgentConfig
 from allranks.records.deferred import deferred
 from allranks.records.ranks import label
 from allranks.records.wire import (
-    BETWEEN_CELLS,
     Answer,
     Ends,
     EpochBegun,
     EpochEnded,
     Hello,
-    Interrupt,
     Output,
     Query,
     Reply,
@@ -64,8 +61,6 @@ from allranks.records.wire import (
 )
 
 _ASK_SECONDS = 30.0
-_STATUS_SECONDS = 1.0
-_SLOW_CLIENT_SECONDS = 2.0
 _POLL_SECONDS = 0.1
 
 
@@ -533,101 +528,19 @@ class Connection:
         self._delivers[ask.request] = lambda answer, _: deliver(answer)
         self.send(ranks, ask)
 
-    def unanswered(self, ranks: Iterable[int], given_up: bool = False) -> dict[str, int]:
-        """Returns the kernels (`Hello.engine`) of ranks that have not answered a request that a
-        feature has made for its clients, and the ranks. A rank that has died is left out.
-
-        The user has interrupted those that are ``given_up``: no cell waits for them.
+    def await_clients(self, ranks: Collection[int], tell: Callable[[str], object]) -> None:
+        """Waits until ranks have answered all requests of clients: see `holds_cells` of
+        `NotebookFeature`.
         """
-        holding, roster = self.hooks.holding(), self.roster
-        if not holding or roster.ends or self.closed:
-            return {}
-        there = set(ranks) - set(roster.dead)
-        engines = {roster.hellos[r].engine: r for r in there if r in roster.hellos}
-        calls = (one.given_up if given_up else one.unanswered for one in holding)
-        waits = self.hooks.call_each(calls, engines)
-        return {engine: engines[engine] for found in waits for engine in found}
+        if self.hooks.holds_cells:
+            self.hooks.command("await_clients", self, ranks, tell)
 
     def interrupt_clients(self) -> bool:
         """Interrupts what ranks do for clients of any notebook, while no cell runs; returns whether
         they did anything for one.
         """
-        told = self.ask(requests.STATUS, {}, seconds=_STATUS_SECONDS, strict=False)
-        found = {
-            rank: one for rank, (content, _) in told.items() if (one := content.get("request"))
-        }
-        engines, own = self.unanswered(range(self.size)), self.own_clients()
-        self.hooks.call_each((one.give_up for one in self.hooks.holding()), engines)
-        # What `give_up` does not reach: requests of other notebooks, and tasks, of which no process
-        # knows which rank runs them.
-        reached = {r for r in engines.values() if r not in found or found[r]["client"] in own}
-        others = set(self.roster.alive) - reached
-        self.send(sorted(others), Interrupt(BETWEEN_CELLS, requests_too=True))
-        return bool(engines or found)
-
-    def own_clients(self) -> set[str]:
-        """Returns the ids of this notebook's clients."""
-        found = self.hooks.call_each(one.clients for one in self.hooks.holding())
-        return set().union(*found)
-
-    def held_text(self, held: held_cells.Requests) -> str:
-        """Returns for which ranks a cell waits, by the requests of clients that they run."""
-        return held_cells.what_waits(held, self.own_clients(), self._request)
-
-    def leave_held_cell(self, held: held_cells.Requests) -> str:
-        """Interrupts the requests of this notebook that hold a cell; returns what has ended."""
-        engines = [self.roster.hellos[rank].engine for rank in held if rank in self.roster.hellos]
-        holding = self.hooks.holding()
-        self.hooks.call_each((one.interrupt_running for one in holding), engines)
-        return held_cells.what_ended(held, self.own_clients(), self._request)
-
-    @property
-    def _request(self) -> str:
-        """What clients make, in words."""
-        return next((one.holds_cells for one in self.hooks.holding()), "a request of a client")
-
-    def await_clients(self, ranks: Collection[int], tell: Callable[[str], object]) -> None:
-        """Waits until ranks have answered all requests that a feature has made for its clients.
-
-        An interrupt interrupts the requests, and raises KeyboardInterrupt, or CellInterrupted in
-        another thread than the main one. A rank that has died is not waited for. ``tell`` gets a
-        line if it takes long, and what ranks say meanwhile.
-        """
-        if not (holding := self.hooks.holding()):
-            return
-        if deaf := self.unanswered(ranks, given_up=True):
-            which = label(sorted(deaf.values()))
-            tell(f"{which} must first answer {holding[0].holds_cells}, which was interrupted")
-        if not (engines := self.unanswered(ranks)):
-            return
-        events = EventQueue()
-        calls = (one.call_when_answered for one in holding)
-        self.hooks.call_each(calls, engines, lambda: events.put(ClientAnswered()))
-        quiet: Countdown | None = Countdown(_SLOW_CLIENT_SECONDS)
-        with ExitStack() as over:
-            # One that came with the last answer concerns what follows.
-            over.callback(lambda: self._put_back(_presses(events)))
-            over.enter_context(events.hearing_interrupts())
-            over.callback(setattr, self, "awaits_clients", None)
-            self.awaits_clients = events
-            while engines := self.unanswered(ranks):
-                if self.step(0) or InterruptRequested() in events.wait(_POLL_SECONDS):
-                    self.hooks.call_each((one.give_up for one in holding), engines)
-                    where = label(sorted(engines.values()))
-                    too = f"{holding[0].holds_cells} on {where} was interrupted, too"
-                    if threading.current_thread() is threading.main_thread():
-                        raise KeyboardInterrupt(too)
-                    raise CellInterrupted(f"the cell was interrupted before it began; {too}")
-                if quiet is not None and quiet.left() <= 0:
-                    quiet = None
-                    which = label(sorted(engines.values()))
-                    tell(
-                        f"{which} must first answer {holding[0].holds_cells}; interrupt to end both"
-                    )
-                if quiet is None:
-                    said = self.hooks.call_each((one.late_lines for one in holding), engines)
-                    for line in itertools.chain.from_iterable(said):
-                        tell(line)
+        name = "interrupt_clients"
+        return name in self.hooks.commands and bool(self.hooks.command(name, self))
 
     def _handle(self, event: Event) -> None:
         if isinstance(event, WireError) and self._end_sender(event):
@@ -792,10 +705,6 @@ class Connection:
         if self.roster.can_replace or self.size == 1:
             return ""
         return self._launcher.why_not_replaced()
-
-
-def _presses(events: EventQueue) -> list[InterruptRequested]:
-    return [event for event in events.wait(0) if isinstance(event, InterruptRequested)]
 
 
 def _post(wire: RankSockets, hooks: NotebookHooks, call: Callable[[], object]) -> bool:

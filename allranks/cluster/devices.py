@@ -11,8 +11,8 @@ Guide, "CUDA Device Enumeration".
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any, NamedTuple
 
 from allranks.errors import UsageError
@@ -45,23 +45,34 @@ def visible_gpus() -> tuple[Gpu, ...]:
     return tuple(Gpu(number, uuid) for number, uuid in enumerate(uuids))
 
 
+@contextmanager
+def asking_driver() -> Iterator[Any]:
+    """Within, NVIDIA's driver answers the module pynvml.
+
+    Raises ImportError without that module, and the driver's error if it does not answer.
+    """
+    import pynvml  # type: ignore[import-not-found, import-untyped, unused-ignore]
+
+    pynvml.nvmlInit()
+    try:
+        yield pynvml
+    finally:
+        pynvml.nvmlShutdown()
+
+
 def _physical() -> list[tuple[str, list[str]]]:
     """Every GPU's UUID with those of its slices, in the driver's order."""
-    try:
-        import pynvml  # type: ignore[import-not-found, import-untyped, unused-ignore]
-
-        pynvml.nvmlInit()
-    except Exception:  # no package, or no driver: no GPUs
-        return []
-    try:
-        found = []
+    found: list[tuple[str, list[str]]] = []
+    with ExitStack() as opened:
+        try:
+            pynvml = opened.enter_context(asking_driver())
+        except Exception:  # no package, or no driver: no GPUs
+            return found
         for index in range(pynvml.nvmlDeviceGetCount()):
             with suppress(pynvml.NVMLError):  # the driver has lost this GPU
                 handle = pynvml.nvmlDeviceGetHandleByIndex(index)
                 found.append((_text(pynvml.nvmlDeviceGetUUID(handle)), _slices(pynvml, handle)))
-        return found
-    finally:
-        pynvml.nvmlShutdown()
+    return found
 
 
 def _slices(pynvml: Any, handle: Any) -> list[str]:
@@ -153,20 +164,15 @@ def numbers(gpus: str | None) -> tuple[str, ...]:
 def why_none() -> str:
     chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
     try:
-        import pynvml
+        with asking_driver() as pynvml:
+            count = pynvml.nvmlDeviceGetCount()
     except ImportError:
         return f"the package pynvml, which finds them, is missing ({INSTALL})"
-    try:
-        pynvml.nvmlInit()
     except Exception as error:
         return (
             f"NVIDIA's driver does not answer ({type(error).__name__}: {error}); nvidia-smi shows "
             "whether it is installed and runs"
         )
-    try:
-        count = pynvml.nvmlDeviceGetCount()
-    finally:
-        pynvml.nvmlShutdown()
     if count and chosen is not None:
         return f"CUDA_VISIBLE_DEVICES={chosen!r} shows none of this host's {count}"
     return "the driver finds none"

@@ -32,6 +32,7 @@ from allranks.cluster.options import choose_size
 from allranks.errors import AllranksError
 from allranks.installed import pip_install
 from allranks.launched import SHARED_FILES
+from allranks.records.config import size_text
 
 OK, ABSENT, WRONG = "ok", "absent", "wrong"
 _MARKS = {OK: "ok   ", ABSENT: "–    ", WRONG: "wrong"}
@@ -177,17 +178,10 @@ def _series(version: str) -> str:
 def _driver() -> int | None:
     """Returns the driver's newest CUDA version, as 12; None without a driver."""
     try:
-        import pynvml  # type: ignore[import-not-found, import-untyped, unused-ignore]
-
-        pynvml.nvmlInit()
-    except Exception:  # no package, or no driver
+        with devices.asking_driver() as pynvml:
+            return int(pynvml.nvmlSystemGetCudaDriverVersion()) // 1000
+    except Exception:  # no package, no driver, or an older package without that function
         return None
-    try:
-        return int(pynvml.nvmlSystemGetCudaDriverVersion()) // 1000
-    except (pynvml.NVMLError, AttributeError):  # an older package has no such function
-        return None
-    finally:
-        pynvml.nvmlShutdown()
 
 
 def _gpus(have: Mapping[str, str], newest: int | None) -> Iterator[Finding]:
@@ -275,7 +269,7 @@ def _port_of_mpiexec() -> Finding:
 def _cores() -> Finding:
     mine = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     memory = psutil.virtual_memory()
-    sizes = f"{_size(memory.available)} of {_size(memory.total)} memory free"
+    sizes = f"{size_text(memory.available)} of {size_text(memory.total)} memory free"
     cores = f"{mine} core{'s' if mine > 1 else ''}"
     return Finding(
         "cores", OK, f"{cores}, {sizes}; a cell starts {choose_size(None, ())} without -n"
@@ -287,7 +281,7 @@ def _shared_memory() -> Finding:
         return Finding("shared memory", ABSENT, f"no {_SHARED} here")
     stat = os.statvfs(_SHARED)
     free, size = stat.f_bavail * stat.f_frsize, stat.f_blocks * stat.f_frsize
-    found = f"{_size(free)} of {_size(size)} free in {_SHARED}"
+    found = f"{size_text(free)} of {size_text(size)} free in {_SHARED}"
     if free >= _SHARED_NBYTES:
         return Finding("shared memory", OK, found)
     remedy = (
@@ -323,16 +317,12 @@ def _limits() -> Iterator[Finding]:
 def _limit(about: str, which: int, least: int, remedy: str) -> Finding:
     most, _ = resource.getrlimit(which)
     in_bytes = which == resource.RLIMIT_MEMLOCK
-    limit = _size(most) if in_bytes else str(most)
+    limit = size_text(most) if in_bytes else str(most)
     found = "no limit" if most == resource.RLIM_INFINITY else f"at most {limit}"
     if most == resource.RLIM_INFINITY or most >= least:
         return Finding(about, OK, found)
-    needed = _size(least) if in_bytes else str(least)
+    needed = size_text(least) if in_bytes else str(least)
     return Finding(about, WRONG, f"{found}, expected {needed} or more", remedy)
-
-
-def _size(nbytes: int) -> str:
-    return f"{nbytes / 10**9:.1f} GB" if nbytes >= 10**9 else f"{nbytes / 10**6:.3g} MB"
 
 
 def _chosen_because(have: Mapping[str, str]) -> str:

@@ -32,7 +32,7 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -151,14 +151,13 @@ class CellContext:
 class CellRequest:
     """A cell with a feature's option; the feature's command returns its cluster and its run.
 
-    ``number`` is the notebook's, ``options`` are the features' that were given, by name, and
-    ``prepared`` those that prepare a cell of ranks. The other attributes are options of the magic.
+    ``number`` is the notebook's, ``options`` are the features' that were given, by name. The other
+    attributes are options of the magic.
     """
 
     source: str
     number: int
     options: Mapping[str, Any]
-    prepared: Mapping[str, Any]
     cluster: ClusterOptions
     ranks: str | None
     timeout: float | None
@@ -176,9 +175,18 @@ class NotebookFeature:
     in_cells = True
     """Whether ``cell_started``, ``cell_left``, ``cell_finished`` and ``rank_died`` are called; the
     feature may change it at any time."""
-    holds_cells: str = ""
-    """What ranks may have to answer before a cell is sent to them, for the user; empty if nothing.
-    The feature may change it at any time.
+    holds_cells = False
+    """Whether ranks may have to answer clients of this notebook before a cell is sent to them; the
+    feature may change it at any time.
+
+    It has five commands. Three begin with the `Connection` and ranks of it: ``await_clients`` waits
+    until these have answered, and shows lines by the function that follows; an interrupt raises
+    KeyboardInterrupt, or CellInterrupted in another thread than the main one. ``unanswered``
+    returns which have to answer. ``leave_held_cell`` gets, in place of ranks, the requests that
+    they run, as `RankEpochs.in_request` has them; it interrupts those of this notebook, and returns
+    what has ended. ``held_text`` returns for which of such requests a cell waits. Of a
+    `Connection`, ``interrupt_clients`` interrupts what ranks do for clients of any notebook, and
+    returns whether they did anything.
     """
     replaces_ranks: str = ""
     """What the user types to have it replace dead ranks; empty if it replaces none. If no feature
@@ -232,36 +240,6 @@ class NotebookFeature:
 
     def ranks_reserved(self) -> None:
         """A feature is about to run cells of its own side by side, each on some of the ranks."""
-
-    def unanswered(self, engines: Collection[str]) -> Collection[str]:
-        """Returns which of these kernels of ranks (`Hello.engine`) a cell has to wait for.
-
-        Called if ``holds_cells``, as the next six.
-        """
-        return ()
-
-    def given_up(self, engines: Collection[str]) -> Collection[str]:
-        """Returns which of these have not answered what `give_up` has interrupted."""
-        return ()
-
-    def call_when_answered(self, engines: Collection[str], call: Callable[[], object]) -> None:
-        """Calls a function at each of their answers, in any thread."""
-
-    def late_lines(self, engines: Collection[str]) -> Collection[str]:
-        """Returns what these kernels have said about a long wait for them, each line once."""
-        return ()
-
-    def give_up(self, engines: Collection[str]) -> None:
-        """The user has interrupted the wait for these."""
-
-    def interrupt_running(self, engines: Collection[str]) -> None:
-        """The user has interrupted a cell that these may not begin: what they run for clients of
-        this notebook is to end as well.
-        """
-
-    def clients(self) -> Collection[str]:
-        """Returns the ids of this notebook's clients, as `RankEpochs.in_request` has them."""
-        return ()
 
     def cell_started(self) -> None:
         """A cell is about to be sent, or another notebook's cell is shown from now on."""
@@ -550,8 +528,9 @@ class NotebookHooks(Hooks[NotebookFeature]):
             for button in feature.panel_buttons
         }
 
-    def holding(self) -> list[NotebookFeature]:
-        return [one for one in self.features if one.holds_cells]
+    @property
+    def holds_cells(self) -> bool:
+        return any(one.holds_cells for one in self.features)
 
     def cell_started(self, cell: CellContext) -> None:
         self.set_cell(cell)

@@ -9,11 +9,10 @@ ended, and replaced like one that has died.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 
 from allranks.cluster.connection import Connection
 from allranks.cluster.driver import AnswersSoFar
-from allranks.cluster.held_cells import Requests
 from allranks.countdown import Countdown
 from allranks.errors import ClusterLost, UsageError
 from allranks.records import requests
@@ -128,7 +127,7 @@ class Renewal:
                 held = {r: self._requests[r] for r in silent if r in self._requests}
                 if held and self.pressed:
                     # They begin the epoch once they have answered.
-                    raise KeyboardInterrupt(ranks.leave_held_cell(held))
+                    raise KeyboardInterrupt(ranks.hooks.command("leave_held_cell", ranks, held))
                 if answered.left() <= 0:
                     self._doing = dict.fromkeys(silent, "") | self._doing
                 busy = self._busy(silent)
@@ -170,10 +169,11 @@ class Renewal:
         """Those that do not merely wait for the others."""
         return [rank for rank in silent if self._doing.get(rank, _MEETS) != _MEETS]
 
-    def _wait_text(self, ranks: list[int], held: Requests) -> str:
+    def _wait_text(self, ranks: list[int], held: Mapping[int, Mapping[str, str]]) -> str:
         others = [rank for rank in ranks if rank not in held]
-        said = [f"{self._text(others)}; {_WAITS}"] if others else []
-        return "\n".join([*filter(None, [self._ranks.held_text(held)]), *said])
+        said = [self._ranks.hooks.command("held_text", held)] if held else []
+        said += [f"{self._text(others)}; {_WAITS}"] if others else []
+        return "\n".join(said)
 
     def _text(self, ranks: list[int]) -> str:
         one = len(ranks) == 1

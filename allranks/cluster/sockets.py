@@ -118,15 +118,9 @@ class EventQueue:
 
     def wait(self, seconds: float) -> list[Event]:
         """Returns the events so far, or else the first within ``seconds``."""
-        events: list[Event] = []
-        try:
-            events.append(
-                self._queue.get(timeout=seconds) if seconds > 0 else self._queue.get_nowait()
-            )
-            while True:
-                events.append(self._queue.get_nowait())
-        except queue.Empty:
-            return events
+        events = deque[Event]()
+        self.move(events, seconds)
+        return [*events]
 
     def move(self, events: deque[Event], seconds: float) -> None:
         """Adds to ``events`` those so far, or else the first within ``seconds``.

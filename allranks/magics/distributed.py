@@ -38,10 +38,10 @@ from allranks.magics.options import (
 from allranks.magics.session import BEFORE_THE_CELL, Session, short_interrupts
 from allranks.magics.shell import (
     AwaitedMagics,
-    Completion,
     EveryCell,
-    LoadedOnce,
+    complete_lines,
     is_awaited,
+    load_once,
     nothing_to_run,
 )
 from allranks.records import ranks as rank_lists
@@ -89,9 +89,9 @@ class DistributedMagics(Magics):
         self.toggle = EveryCell(shell)
         self.session.which_cells = self.toggle.text
         self._undo = ExitStack()
-        Completion(shell, self.session, self.toggle, self._undo)
+        complete_lines(shell, self._undo)
         self.hints = Hints(shell, self.session, self.toggle, self._undo)
-        LoadedOnce(shell, self._undo)
+        load_once(shell, self._undo)
         kernel = getattr(shell, "kernel", None)
         if kernel is not None:
             AwaitedMagics(shell, self._undo)
@@ -221,16 +221,13 @@ class DistributedMagics(Magics):
         # IPython has added the running cell to its history already.
         number = len(self.shell.user_ns["In"]) - 1
         try:
-            # Before ranks are started, and features prepare the cell: neither is needed then.
+            # Before ranks are started: they are not needed then.
             check_source(text)
         except SyntaxError as error:
             raise InvalidCell(explain_syntax(error, number)) from None
         with short_interrupts(self.session, BEFORE_THE_CELL):
-            if options.features:
-                if options.for_running():
-                    return self._submit_to_feature(options, text, number)
-                for command, asked in by_command(options.for_preparing()).items():
-                    self.session.hooks.command(command, asked)
+            if options.for_running():
+                return self._submit_to_feature(options, text, number)
             return self._submit_to_ranks(options, text, number)
 
     def _submit_to_ranks(
@@ -238,8 +235,9 @@ class DistributedMagics(Magics):
     ) -> tuple[Cluster, CellRun]:
         cluster = self.session.cluster(options.cluster)
         chosen = chosen_ranks(options, cluster.size)
-        if options.check:  # of this cell only: nothing before it may fail any more
-            self.session.hooks.command("check", options.check)
+        # Of this cell only: nothing before it may fail any more.
+        for command, asked in by_command(options.for_preparing()).items():
+            self.session.hooks.command(command, asked)
         view = cell_view(
             options.view,
             [*map(cluster.roster.hellos.__getitem__, chosen)],
@@ -269,7 +267,6 @@ class DistributedMagics(Magics):
             source=text,
             number=number,
             options=options.for_running(),
-            prepared=options.for_preparing(),
             cluster=options.cluster,
             ranks=options.ranks,
             timeout=options.timeout,

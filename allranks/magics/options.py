@@ -57,7 +57,6 @@ class CellOptions:
     local: bool = False
     fold: bool = True
     view: str = "auto"
-    check: str | None = None
     interrupt_kills: bool = False
     features: dict[str, Any] = field(default_factory=dict)
     """The options of features that were given, by name."""
@@ -150,8 +149,6 @@ def cell_parser() -> Parser:
     add("--no-fold", dest="fold", action="store_false", help=said)
     said = "the live panel: always, when it has something to show, or text only"
     add("--view", choices=("full", "auto", "plain"), help=said)
-    said = "raise where the ranks' weights differ after a step, or a rank adds NaN to a sum"
-    add("--check", choices=("weights", "nan"), help=said)
     for option in CELL_OPTIONS.values():
         add(f"--{option.name}", dest=option.field, **option.arguments)
     return parser
@@ -216,11 +213,11 @@ def parse_cell(line: str) -> CellOptions:
     }
     check_out(options.out, "values")
     check_timeout(options.timeout, "--timeout", " ")
-    if options.check and (asked := options.for_running()):
-        raise UsageError(
-            f"--check needs a cell that ranks run, found --{next(iter(asked))}. "
-            f"Leave out --check {options.check}"
-        )
+    for prepares in options.for_preparing():
+        for runs in options.for_running():
+            raise UsageError(
+                f"--{prepares} needs a cell that ranks run, found --{runs}. Leave out --{prepares}"
+            )
     return options
 
 

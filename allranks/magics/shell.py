@@ -3,9 +3,9 @@
 When it is unloaded, an ``ExitStack`` undoes the changes.
 
 - `EveryCell`: ``%distributed on`` sends every following cell to the ranks, until ``off``.
-- `LoadedOnce`: ``%load_ext allranks`` prints nothing where allranks is loaded.
+- `load_once`: ``%load_ext allranks`` prints nothing where allranks is loaded.
 - `AwaitedMagics`: widgets react while a cell runs, because IPython awaits our cell magics.
-- `Completion`: Tab, Shift-Tab and ``--help``, on the magics' lines and in cells for the ranks.
+- `complete_lines`: Tab and ``--help`` on the magics' lines.
 """
 
 from __future__ import annotations
@@ -22,9 +22,7 @@ from IPython.core.completer import CompletionContext, SimpleCompletion, context_
 from IPython.core.inputtransformer2 import TransformerManager
 from IPython.core.interactiveshell import InteractiveShell
 
-from allranks.errors import AllranksError
 from allranks.magics.options import Parser, cell_parser, command_parser, commands
-from allranks.magics.session import Session
 
 _CELL_MAGIC = "%%distributed\n"
 _COMMAND = "%distributed"
@@ -160,19 +158,17 @@ _LOAD = re.compile(r"^(\s*)(?=get_ipython\(\)\.run_line_magic\('load_ext', 'allr
 _UNLESS_LOADED = r"\1if 'allranks' not in get_ipython().extension_manager.loaded: "
 
 
-class LoadedOnce:
+def load_once(shell: InteractiveShell, undo: ExitStack) -> None:
     """Skips ``%load_ext allranks`` where allranks is loaded.
 
     IPython prints how to reload it there, above what the rest of the cell says of the ranks.
     """
+    _append(undo, shell.input_transformers_post, _load_unless_loaded)
 
-    def __init__(self, shell: InteractiveShell, undo: ExitStack) -> None:
-        _append(undo, shell.input_transformers_post, self._transform)
 
-    @staticmethod
-    def _transform(lines: list[str]) -> list[str]:
-        # Decided when the line runs: a line above it may unload the extension.
-        return [_LOAD.sub(_UNLESS_LOADED, line) for line in lines]
+def _load_unless_loaded(lines: list[str]) -> list[str]:
+    # Decided when the line runs: a line above it may unload the extension.
+    return [_LOAD.sub(_UNLESS_LOADED, line) for line in lines]
 
 
 class AwaitedMagics:
@@ -252,69 +248,15 @@ def _with_a_cell(lines: list[str]) -> list[str]:
     return lines
 
 
-class Completion:
-    """Completes the lines of the magics.
+def complete_lines(shell: InteractiveShell, undo: ExitStack) -> None:
+    """Completes the lines of the magics; help needs no cell below them."""
+    _append(undo, shell.Completer.custom_matchers, _match_line)
+    _append(undo, shell.input_transformers_cleanup, _with_a_cell)
 
-    A feature completes and describes the names of the ranks.
-    """
 
-    def __init__(
-        self, shell: InteractiveShell, session: Session, toggle: EveryCell, undo: ExitStack
-    ) -> None:
-        self._session, self._toggle = session, toggle
-        for match in (self._match_line, self._match_name):
-            _append(undo, shell.Completer.custom_matchers, match)
-        _append(undo, shell.input_transformers_cleanup, _with_a_cell)
-        kernel = getattr(shell, "kernel", None)
-        if kernel is not None:
-            self._inspect: Callable[..., Any] = kernel.do_inspect
-            replace(undo, kernel, "do_inspect", self._do_inspect)
-
-    def _is_for_ranks(self, code: str) -> bool:
-        if self._session.running is None:
-            return False
-        begins = tuple(f"%%{name}" for name in (*CELL_MAGICS, "rank", "px"))
-        return code.lstrip().startswith(begins) or (
-            self._toggle.is_on and not code.lstrip().startswith("%")
-        )
-
-    def _ask(self, name: str, *arguments: Any) -> dict[str, Any]:
-        try:
-            found: dict[str, Any] = self._session.hooks.command(name, *arguments)
-            return found
-        except AllranksError:
-            return {}
-
-    @context_matcher(priority=1001, identifier="allranks_line")  # type: ignore[untyped-decorator]
-    def _match_line(self, context: CompletionContext) -> dict[str, Any]:
-        line = context.line_with_cursor[: context.cursor_position]
-        found = [word for word in words_for(line) if word.startswith(context.token)]
-        completions = [SimpleCompletion(text=word, type="magic") for word in found]
-        return {"completions": completions, "suppress": bool(found), "ordered": True}
-
-    @context_matcher(priority=1000, identifier="allranks")  # type: ignore[untyped-decorator]
-    def _match_name(self, context: CompletionContext) -> dict[str, Any]:
-        code = context.full_text
-        in_magic_line = context.cursor_line == 0 and code.startswith("%%")
-        if in_magic_line or not self._is_for_ranks(code):
-            return {"completions": []}
-        lines = code.split("\n")
-        cursor = sum(len(line) + 1 for line in lines[: context.cursor_line])
-        cursor += context.cursor_position
-        found = self._ask("complete", code, cursor)
-        start = cursor - len(context.token)
-        completions = [
-            SimpleCompletion(text=code[start : match["start"]] + match["text"], type=match["type"])
-            for match in found.get("matches", [])
-        ]
-        # The notebook's own results for names of the ranks would be wrong.
-        return {"completions": completions, "suppress": True, "ordered": True}
-
-    def _do_inspect(
-        self, code: str, cursor_pos: int, detail_level: int = 0, omit_sections: Any = ()
-    ) -> Any:
-        if self._is_for_ranks(code):
-            asked = self._ask("describe", code, cursor_pos, detail_level)
-            found = {"found": False, "data": {}} | asked
-            return {"status": "ok", "metadata": {}, "found": found["found"], "data": found["data"]}
-        return self._inspect(code, cursor_pos, detail_level, omit_sections)
+@context_matcher(priority=1001, identifier="allranks_line")  # type: ignore[untyped-decorator]
+def _match_line(context: CompletionContext) -> dict[str, Any]:
+    line = context.line_with_cursor[: context.cursor_position]
+    found = [word for word in words_for(line) if word.startswith(context.token)]
+    completions = [SimpleCompletion(text=word, type="magic") for word in found]
+    return {"completions": completions, "suppress": bool(found), "ordered": True}

@@ -66,13 +66,19 @@ def _not_there(found: str, size: int, example: str) -> UsageError:
 
 def compact(ranks: Iterable[int], dash: str = "–") -> str:
     """Returns ``0, 2–3`` for (0, 2, 3)."""
-    spans: list[list[int]] = []
-    for rank in sorted(ranks):
-        if spans and rank == spans[-1][1] + 1:
-            spans[-1][1] = rank
+    runs = spans(sorted(ranks))
+    return ", ".join(str(a) if a == b else f"{a}{dash}{b}" for a, b in runs)
+
+
+def spans(ranks: Sequence[int]) -> list[list[int]]:
+    """Returns the first and the last rank of each run of neighbours."""
+    found: list[list[int]] = []
+    for rank in ranks:
+        if found and rank == found[-1][1] + 1:
+            found[-1][1] = rank
         else:
-            spans.append([rank, rank])
-    return ", ".join(str(a) if a == b else f"{a}{dash}{b}" for a, b in spans)
+            found.append([rank, rank])
+    return found
 
 
 def label(ranks: Iterable[int], noun: str = "rank") -> str:

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from html import escape
 from typing import Any
 
-from allranks.records.ranks import label
-from allranks.widgets.extensions import DISPLAY_OBSERVERS, leave_out
+from allranks.records.ranks import label, spans
+from allranks.widgets.extensions import DISPLAY_OBSERVERS, leaving_out
 from allranks.widgets.text import (
     NOTEBOOK,
     TERMINAL,
@@ -22,7 +22,6 @@ from allranks.widgets.text import (
     front_end,
     is_rich,
     render,
-    spans,
 )
 
 VIEW = "application/vnd.jupyter.widget-view+json"
@@ -100,10 +99,8 @@ class DisplaySlot:
             update_display({}, raw=True, display_id=self._id)
         act(data, raw=True, display_id=self._id, metadata=content[1])
         for observer in [*DISPLAY_OBSERVERS]:
-            try:
+            with leaving_out(DISPLAY_OBSERVERS, observer, observer.shown):
                 observer.shown(self._id, *content)
-            except Exception as error:  # another distribution's code
-                leave_out(DISPLAY_OBSERVERS, observer, observer.shown, error)
         return sum(len(str(part)) for part in data.values())
 
     def blank(self) -> int:

@@ -7,7 +7,8 @@ its output is shown.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from allranks.hooks import failure
@@ -16,12 +17,11 @@ from allranks.hooks import failure
 class LineFolder:
     """Recognises lines of several ranks that are shown as one although their texts differ.
 
-    A text is folded by the first of these that may fold one of its lines.
+    A text is folded by the first of these with a mark in one of its lines.
     """
 
-    def may_fold(self, text: str) -> bool:
-        """Whether a line may be one of those. It is called with every line, so it is quick."""
-        return False
+    marks: tuple[str, ...] = ()
+    """One of these is in every such line, and in hardly any other one: all lines are searched."""
 
     def name_of(self, text: str) -> str:
         """Returns what is the same on all ranks in a line; "" if the line is none of those."""
@@ -59,10 +59,12 @@ DISPLAY_FOLDERS: list[Callable[[], DisplayFolder]] = []
 DISPLAY_OBSERVERS: list[DisplayObserver] = []
 
 
-def leave_out(
-    parts: list[Any], part: object, method: Callable[..., object], error: Exception
-) -> None:
-    """Removes a part whose method has raised an error."""
-    if part in parts:
-        parts.remove(part)
-    warnings.warn(str(failure(method, error)), stacklevel=2)
+@contextmanager
+def leaving_out(parts: list[Any], part: object, method: Callable[..., object]) -> Iterator[None]:
+    """Within, a method of one of these parts is called; an error of it removes the part."""
+    try:
+        yield
+    except Exception as error:  # another distribution's code
+        if part in parts:
+            parts.remove(part)
+        warnings.warn(str(failure(method, error)), stacklevel=4)

@@ -20,7 +20,7 @@ from allranks.widgets.extensions import (
     DISPLAY_OBSERVERS,
     DisplayFolder,
     DisplayObserver,
-    leave_out,
+    leaving_out,
 )
 from allranks.widgets.text import Data, Line, RankText, Row, TextView, described, is_rich, render
 
@@ -144,10 +144,8 @@ class NotebookView(TextView):
                 return
         if self.fold and len(self.ranks) > 1:
             for folder in [*self._folders]:
-                try:
+                with leaving_out(self._folders, folder, folder.fold):
                     data = folder.fold(rank, data)
-                except Exception as error:  # another distribution's code
-                    leave_out(self._folders, folder, folder.fold, error)
         if name or kind == "update" or is_rich(data):
             self._stretches[self._at.get(rank, 0)].pictures.add(rank, data, metadata, name or "")
         else:
@@ -266,10 +264,8 @@ class NotebookView(TextView):
 
 def _refresh_all(parts: list[DisplayFolder] | list[DisplayObserver]) -> None:
     for part in [*parts]:
-        try:
+        with leaving_out(parts, part, part.refresh):
             part.refresh()
-        except Exception as error:  # another distribution's code
-            leave_out(parts, part, part.refresh, error)
 
 
 def shown_as(text: str) -> Data:

@@ -18,10 +18,10 @@ from typing import Any, NamedTuple
 
 from allranks.errors import COLOURS, for_screen
 from allranks.records import config
-from allranks.records.ranks import label
+from allranks.records.ranks import label, spans
 from allranks.records.telemetry import Telemetry
 from allranks.records.wire import Output
-from allranks.widgets.extensions import LINE_FOLDERS, LineFolder, leave_out
+from allranks.widgets.extensions import LINE_FOLDERS, LineFolder, leaving_out
 
 VARIABLE = "ALLRANKS_FRONT_END"
 NOTEBOOK, CONSOLE, TERMINAL = "notebook", "console", "terminal"
@@ -254,11 +254,9 @@ def _lines_of_values(lines: Sequence[Line]) -> dict[int, int]:
 def _merged_and_folded(lines: Mapping[int, Sequence[Line]]) -> list[Row]:
     texts = [line.text for some in lines.values() for line in some]
     for folder in [*LINE_FOLDERS]:
-        try:
-            if any(map(folder.may_fold, texts)):
+        if any(mark in text for mark in folder.marks for text in texts):
+            with leaving_out(LINE_FOLDERS, folder, folder.folded):
                 return _folded(lines, folder)
-        except Exception as error:  # another distribution's code
-            leave_out(LINE_FOLDERS, folder, folder.folded, error)
     return _merged(lines)
 
 
@@ -343,17 +341,6 @@ def described(rows: Sequence[Row], noun: str = "rank") -> Data:
     width = max((len(label(ranks)) for ranks in {row.ranks for row in rows}), default=0)
     runs = [[spans(ranks), len([*run])] for ranks, run in groupby(rows, key=lambda row: row.ranks)]
     return {"allranks": {"lines": runs, "indent": width + 3}}
-
-
-def spans(ranks: Sequence[int]) -> list[list[int]]:
-    """Returns the first and the last rank of each run of neighbours."""
-    found: list[list[int]] = []
-    for rank in ranks:
-        if found and rank == found[-1][1] + 1:
-            found[-1][1] = rank
-        else:
-            found.append([rank, rank])
-    return found
 
 
 @dataclass(eq=False, repr=False)

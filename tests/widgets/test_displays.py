@@ -143,6 +143,8 @@ def test_a_second_line_about_a_cell_is_shown_although_the_first_one_was_shown_ju
 class Fails(DisplayFolder, DisplayObserver, LineFolder):
     """A part of a view that fails in all that it does."""
 
+    marks = ("text",)
+
     def fold(self, rank, data):
         raise ValueError("no fold")
 
@@ -152,7 +154,7 @@ class Fails(DisplayFolder, DisplayObserver, LineFolder):
     def refresh(self):
         raise ValueError("no refresh")
 
-    def may_fold(self, text):
+    def name_of(self, text):
         raise ValueError("no text")
 
 

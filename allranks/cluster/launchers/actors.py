@@ -102,16 +102,20 @@ class RelayActor:
         return "\n".join([f"exit code {code}", *lines[-_SHOWN_LINES:]])
 
     def close(self) -> None:
-        if self._problem:
-            return
-        assert self._relay.stdin is not None
-        with suppress(BrokenPipeError):
-            self._relay.stdin.close()
-        try:
-            self._relay.wait(limits.ACTOR_SECONDS)
-        except subprocess.TimeoutExpired:
-            self._relay.kill()  # its ranks end with it
-            self._relay.wait()
+        if not self._problem:
+            end_by_input(self._relay, limits.ACTOR_SECONDS)  # its ranks end with it
+
+
+def end_by_input(process: subprocess.Popen[bytes], seconds: float) -> None:
+    """Closes the input of a process, which ends with that; kills one that takes longer."""
+    assert process.stdin is not None
+    with suppress(BrokenPipeError):
+        process.stdin.close()
+    try:
+        process.wait(seconds)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
 
 
 class DaskActors:

@@ -20,7 +20,7 @@ from typing import ClassVar, NoReturn
 
 from allranks import python_path
 from allranks.cluster.cleanup import CleanupProcess
-from allranks.cluster.launchers.job import Host, Job
+from allranks.cluster.launchers.job import Host, Job, last_lines
 from allranks.cluster.launchers.launcher import check_size
 from allranks.errors import MissingDependency, StartFailed, UsageError
 from allranks.records.config import Invitation
@@ -31,7 +31,6 @@ _ASK_SECONDS = 20.0
 _CLOSE_SECONDS = 10.0
 #: The batch systems report no change of a job to the program of its user: they are asked.
 _POLL_SECONDS = 1.0
-_SHOWN_LINES = 5
 #: Runs when the kernel ends the job, and when the kernel has died.
 _CANCEL = 'rm -f "$1"; shift; "$@" > /dev/null 2>&1'
 
@@ -231,7 +230,7 @@ class BatchJob(Job):
         """Returns the error for a job that has ended, with the last lines of its output."""
         said = ""
         with suppress(OSError), open(self._output, errors="replace") as log:
-            said = "\n" + "\n".join(log.read().strip().splitlines()[-_SHOWN_LINES:])
+            said = "\n" + last_lines(log.read())
         return StartFailed(
             f"expected {self.system} job {self.number} to run, found that it {what}.{said.rstrip()}"
         )

@@ -183,6 +183,11 @@ def _process_of(mark: Sequence[float]) -> psutil.Process | None:
     return found if found is not None and found.create_time() == mark[1] else None
 
 
+def last_lines(text: str) -> str:
+    """Returns the end of what a program has written."""
+    return "\n".join(text.strip().splitlines()[-_SHOWN_LINES:])
+
+
 def watch_command(
     program: str, started: subprocess.Popen[bytes], hosts: Sequence[Host], tell: Tell
 ) -> None:
@@ -193,7 +198,7 @@ def watch_command(
         with started.stderr as written:
             text = written.read().decode("utf-8", "replace")
         code = started.wait()
-        lines = "\n".join(text.strip().splitlines()[-_SHOWN_LINES:])
+        lines = last_lines(text)
         if f"No module named {RELAY[-1]}" in text:
             # The relay reports a host's version, but that one has another program.
             lines += f"\nIt has another allranks; the notebook has {version()}. Install this there"

@@ -23,13 +23,11 @@ from allranks.cluster.launchers import actors
 from allranks.cluster.launchers.actors import ActorNode, Order
 from allranks.cluster.launchers.addresses import address_towards
 from allranks.cluster.launchers.batch import parse_batch
-from allranks.cluster.launchers.job import RELAY, Host, Job, Tell
+from allranks.cluster.launchers.job import RELAY, Host, Job, Tell, last_lines
 from allranks.cluster.launchers.launcher import MultiHostLauncher
 from allranks.errors import MissingDependency, StartFailed, UsageError
 from allranks.records import limits
 from allranks.records.config import Invitation
-
-_SHOWN_LINES = 5
 
 
 class ActorLauncher(MultiHostLauncher):
@@ -208,8 +206,7 @@ class ActorConnection:
     def last_lines(self) -> str:
         """Returns what the process has written to its standard error."""
         self._written.seek(0)
-        text = self._written.read().decode("utf-8", "replace")
-        return "\n".join(text.strip().splitlines()[-_SHOWN_LINES:])
+        return last_lines(self._written.read().decode("utf-8", "replace"))
 
     def send(self, order: Order) -> None:
         assert self._process.stdin is not None
@@ -218,14 +215,7 @@ class ActorConnection:
             self._process.stdin.flush()
 
     def close(self) -> None:
-        assert self._process.stdin is not None
-        with suppress(BrokenPipeError):
-            self._process.stdin.close()
-        try:
-            self._process.wait(limits.ACTORS_SECONDS)
-        except subprocess.TimeoutExpired:
-            self._process.kill()  # the system then ends its actors
-            self._process.wait()
+        actors.end_by_input(self._process, limits.ACTORS_SECONDS)  # the system ends its actors
 
 
 class ActorJob(Job):

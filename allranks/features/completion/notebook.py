@@ -5,9 +5,11 @@ have a name. It never waits for long.
 from __future__ import annotations
 
 import re
+from contextlib import ExitStack
 from typing import Any
 
 from IPython.core.getipython import get_ipython
+from IPython.core.interactiveshell import InteractiveShell
 
 from allranks.cluster import cluster
 from allranks.cluster.features import AskingFeature, ClusterContext
@@ -41,9 +43,22 @@ class NameCompletion(AskingFeature):
         ),
     )
 
+    _undo = ExitStack()
+
     def __init__(self) -> None:
         super().__init__()
         self._chosen = 0
+
+    @classmethod
+    def loaded(cls, shell: InteractiveShell) -> None:
+        # Here: scripts need no magics.
+        from allranks.features.completion.names import RankNames
+
+        RankNames(shell, cls._undo)
+
+    @classmethod
+    def unloaded(cls) -> None:
+        cls._undo.close()
 
     def started(self, cluster: ClusterContext) -> None:
         super().started(cluster)

@@ -36,7 +36,8 @@ class CellHistory:
 
     def __init__(self) -> None:
         self._shown: dict[int, list[tuple[Data, Data]]] = {}
-        self._files: dict[int, Path] = {}
+        self.files: dict[int, Path] = {}
+        """The files of the values of cells, by their numbers."""
         self.last: int | None = None
         """The number of the last one, also if there is nothing of it to keep."""
 
@@ -51,13 +52,13 @@ class CellHistory:
         for old in [*self._shown][:-_CELLS]:
             del self._shown[old]
         figures = getattr(view, "figures", None)
-        self._files.pop(number, None)
+        self.files.pop(number, None)
         if figures is None or not (figures.worth_showing() or figures.members):
             return
         path = Path(folder) / _FILE_NAME.format(number)
         with suppress(OSError):  # a full disk, or a folder that was removed: the cell is done
             save_cell(number, figures).write(path)
-            self._files[number] = path
+            self.files[number] = path
             _sweep(path.parent)
 
     def shown(self, number: int | None) -> list[tuple[Data, Data]]:
@@ -77,10 +78,10 @@ class CellHistory:
         """
         number = int(which) if which and is_number(which) else self.last
         path = Path(which).expanduser() if which and not is_number(which) else None
-        if path is None and number in self._files:
-            path = self._files[number]
+        if path is None and number in self.files:
+            path = self.files[number]
         if path is None:
-            raise UsageError(_missing(number, [*self._files], _KEPT))
+            raise UsageError(_missing(number, [*self.files], _KEPT))
         try:
             return SavedCell.read(path)
         except (OSError, EOFError, ValueError, TypeError) as error:

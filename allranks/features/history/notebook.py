@@ -44,9 +44,10 @@ class NotebookHistory(NotebookFeature):
         self._past = CellHistory()
 
     def cell_shown(self, number: int, view: Any, folder: str) -> None:
-        is_again, self._past.last = number == self._past.last, number
-        # Nothing of most cells in a terminal, and perhaps something of an earlier attempt.
-        if is_again or hasattr(view, "outputs") or getattr(view, "figures", None) is not None:
+        self._past.last = number
+        has_data = hasattr(view, "outputs") or getattr(view, "figures", None) is not None
+        # Most cells in a terminal have none. An earlier attempt of this one may have had some.
+        if has_data or number in self._past.files:
             self._past.keep(number, view, folder)
 
     def command(self, name: str, *arguments: Any) -> Any:

@@ -23,12 +23,11 @@ from allranks.cluster import cluster
 from allranks.cluster.cluster import Cluster
 from allranks.cluster.features import CellContext, ClusterContext, NotebookFeature
 from allranks.cluster.function_sources import add_sources
-from allranks.cluster.held_cells import what_ended, what_waits
 from allranks.cluster.ipython_profile import profile_folder
 from allranks.cluster.state import ClusterState
 from allranks.countdown import Countdown
 from allranks.errors import Report, UsageError
-from allranks.features.ipyparallel import client_requests
+from allranks.features.ipyparallel import client_requests, held_cells
 from allranks.features.ipyparallel.blocking_calls import end_by_interrupt
 from allranks.features.ipyparallel.clients import RankClients
 from allranks.features.ipyparallel.connection_files import (
@@ -41,7 +40,6 @@ from allranks.features.ipyparallel.connection_files import (
 )
 from allranks.features.ipyparallel.late_notices import (
     keep_notices,
-    late_lines,
     show_in_results,
     show_in_waits,
 )
@@ -58,8 +56,6 @@ _NAMES_FILE = ("url_file", "url_or_file", "cluster_id")
 _CHOOSES_FOLDER = ("profile", "profile_dir", "ipython_dir")
 #: A cell that has not begun by then is asked for.
 _HELD_SECONDS = 2.0
-#: What holds cells from the first client on.
-_REQUEST = "a request of an ipyparallel client"
 _INTERRUPT, _KILL = ("SIGINT", signal.SIGINT), ("SIGKILL", signal.SIGKILL)
 
 
@@ -94,7 +90,7 @@ class ClientPatch:
             plain(client, connection_info, **options)
             if whose := _whose(client, read, chosen):
                 print(whose, file=sys.stderr)
-            NotebookClients.holds_cells = _REQUEST
+            NotebookClients.holds_cells = True  # from the first client on
             client_requests.follow(client)
             if file is not None and NOTEBOOK in client._config:
                 client_requests.visit(client, file)
@@ -412,7 +408,7 @@ class _HeldCell:
             self._known = {**self._held}
         elif self._held and not self._has_said:
             self._has_said = True
-            self._cell.notice(what_waits(self._held, client_requests.names(), _REQUEST))
+            self._cell.notice(held_cells.held_text(self._held))
         return False
 
     def _leave(self, ranks: Collection[int]) -> None:
@@ -421,17 +417,27 @@ class _HeldCell:
         # Not what was queued behind the cell, which a rank begins as soon as it has left the cell.
         client_requests.interrupt_running(engines, self._cell.number)
         if self._has_said:
-            self._cell.notice(what_ended(self._held, client_requests.names(), _REQUEST))
+            self._cell.notice(held_cells.ended_text(self._held))
 
     def _take_status(self, answer: Answer) -> None:
         if (request := answer.content.get("request")) and answer.rank in self._cell.pending():
             self._held[answer.rank] = request
 
 
+#: The commands of a feature that `holds_cells`.
+_HELD_CELLS: dict[str, Callable[..., Any]] = {
+    "await_clients": held_cells.await_clients,
+    "held_text": held_cells.held_text,
+    "interrupt_clients": held_cells.interrupt_clients,
+    "leave_held_cell": held_cells.leave_held_cell,
+    "unanswered": held_cells.unanswered,
+}
+
+
 class NotebookClients(NotebookFeature):
     """Patches ``Client`` as long as the extension is loaded, and names its magics in hints."""
 
-    commands = frozenset({"client", "connection_information", "keep_output"})
+    commands = frozenset({"client", "connection_information", "keep_output", *_HELD_CELLS})
     arriving: tuple[type[Record], ...] = ()
     _undo = ExitStack()
     _keep_output: Callable[[Record], object]
@@ -440,11 +446,13 @@ class NotebookClients(NotebookFeature):
         self._clients, self._roster = RankClients(cluster), cluster.roster
 
     def command(self, name: str, *arguments: Any) -> Any:
+        if name in _HELD_CELLS:
+            return _HELD_CELLS[name](*arguments)
         if name == "connection_information":
             return self._clients.information
         if name == "keep_output":
             return self._keep(*arguments)
-        self.holds_cells = _REQUEST
+        self.holds_cells = True
         return self._clients.client()
 
     @contextmanager
@@ -463,27 +471,6 @@ class NotebookClients(NotebookFeature):
     def cell_lasts(self) -> None:
         if (cell := self.cell) is not None and cell.shown:
             cell.poll(_HeldCell(cell, self._roster).look)
-
-    def unanswered(self, engines: Collection[str]) -> Collection[str]:
-        return {one for waits in client_requests.unanswered(engines).values() for one in waits}
-
-    def given_up(self, engines: Collection[str]) -> Collection[str]:
-        return client_requests.given_up(engines)
-
-    def call_when_answered(self, engines: Collection[str], call: Callable[[], object]) -> None:
-        client_requests.call_when_answered(engines, call)
-
-    def late_lines(self, engines: Collection[str]) -> Collection[str]:
-        return late_lines(client_requests.unanswered_futures(engines))
-
-    def give_up(self, engines: Collection[str]) -> None:
-        client_requests.give_up(engines)
-
-    def interrupt_running(self, engines: Collection[str]) -> None:
-        client_requests.interrupt_running(engines)
-
-    def clients(self) -> Collection[str]:
-        return client_requests.names()
 
     @classmethod
     def loaded(cls, shell: InteractiveShell) -> None:

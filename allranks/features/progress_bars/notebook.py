@@ -13,8 +13,6 @@ from allranks.cluster.features import NotebookFeature
 from allranks.errors import COLOURS
 from allranks.widgets.extensions import LineFolder
 
-#: One of these is in every bar, and in hardly anything else.
-_MARKS = ("%|", "━", "[=", "[>.")
 _TQDM = re.compile(
     r"(?P<name>.*?) *(?P<percent>\d+)%\|[^|]*\| *(?P<done>[\d.]+)(?P<unit>[a-zA-Z]*)"
     r"/(?P<total>[\d.]+[a-zA-Z]*) \[(?P<elapsed>[\d:]+)"
@@ -50,12 +48,10 @@ def _bar(text: str) -> _Bar | None:
 class BarFolder(LineFolder):
     """Folds progress bars."""
 
-    def may_fold(self, text: str) -> bool:
-        # Looking for the marks costs next to nothing.
-        return any(mark in text for mark in _MARKS)
+    marks = ("%|", "━", "[=", "[>.")
 
     def name_of(self, text: str) -> str:
-        bar = _bar(text) if self.may_fold(text) else None
+        bar = _bar(text) if any(mark in text for mark in self.marks) else None
         return "" if bar is None else f"\0{bar.name}\0{bar.total}"
 
     def folded(self, texts: Sequence[str], ranks: Sequence[int]) -> str:

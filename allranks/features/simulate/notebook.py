@@ -249,8 +249,8 @@ class Simulate(NotebookFeature):
         if not simulates:
             given = next(iter(options))
             raise UsageError(f"--{given} needs --simulate. Type: --simulate --{given} …")
-        for flag in (*(["-r"] if request.ranks else []), *(f"--{o}" for o in request.prepared)):
-            raise UsageError(f"expected --simulate without {flag}, found both. Leave out {flag}")
+        if request.ranks:
+            raise UsageError("expected --simulate without -r, found both. Leave out -r")
         size = self._size if request.cluster.n is None else request.cluster.n
         if not 1 <= size <= _MOST_RANKS:
             raise UsageError(

@@ -253,7 +253,8 @@ def _next_interrupt(running: Cluster, toolbar: Toolbar | None, ranks: Sequence[R
 
 
 def _awaits_answers(running: Cluster) -> bool:
-    return bool(running.cells.connection.unanswered(range(running.size)))
+    hooks, ranks = running.cells.hooks, running.cells.connection
+    return hooks.holds_cells and bool(hooks.command("unanswered", ranks, range(running.size)))
 
 
 def what_replaces(running: Cluster) -> str:

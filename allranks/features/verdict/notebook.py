@@ -12,7 +12,7 @@ from functools import cached_property
 from typing import Any
 
 from allranks.cluster.features import CellContext, ClusterContext, NotebookFeature
-from allranks.cluster.options import LineCommand, StartOption
+from allranks.cluster.options import CellOption, LineCommand, StartOption
 from allranks.errors import UsageError
 from allranks.features.verdict import CHECK, LEAST_STEPS, MEASURED, VARIABLE
 from allranks.features.verdict.explained import compare, explain
@@ -98,6 +98,18 @@ class NotebookVerdict(NotebookFeature):
     """Judges each cell that the user sees."""
 
     start_options = (_OPTION,)
+    cell_options = (
+        CellOption(
+            "check",
+            "check",
+            {
+                "choices": ("weights", "nan"),
+                "help": "raise where the ranks' weights differ after a step, or a rank adds NaN to "
+                "a sum",
+            },
+            prepares=True,
+        ),
+    )
     line_commands = (
         LineCommand(
             "why",
@@ -216,13 +228,14 @@ class NotebookVerdict(NotebookFeature):
             del self._cells[old]
 
     def command(self, name: str, *arguments: Any) -> Any:
-        """``why`` takes words, and returns a text. ``check`` takes what the ranks check in the next
-        cell, ``nan`` or ``weights``. ``verdict`` takes the number of a cell, and returns the lines
-        of its causes. ``members`` returns what looks at the values that members of an ensemble log,
-        None if nothing is judged.
+        """``why`` takes words, and returns a text. ``check`` takes the option of that name, for the
+        next cell. ``verdict`` takes the number of a cell, and returns the lines of its causes.
+        ``members`` returns what looks at the values that members of an ensemble log, None if
+        nothing is judged.
         """
         if name == "check":
-            (self._check,) = arguments
+            (asked,) = arguments
+            self._check = asked["check"]
             self._await_cell()
             return None
         if name == "members":

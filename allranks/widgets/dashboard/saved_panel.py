@@ -15,7 +15,7 @@ import gzip
 import json
 import math
 import re
-from collections.abc import Set
+from collections.abc import Sequence, Set
 from functools import cache
 from html import escape
 from pathlib import Path
@@ -90,9 +90,13 @@ def page(figures: CellModel, style: PlotStyle = DEFAULT_STYLE) -> str:
 
 
 def section_html(section: PanelSection) -> str:
-    # Empty if it has nothing to show.
-    pictures = " ".join(image(*one, sized=True) for one in section.pictures())
-    return pictures + "".join(map(table_html, section.tables()))
+    return _as_html(section.pictures(), section.tables())
+
+
+def _as_html(pictures: Sequence[tuple[str, str]], tables: Sequence[Table]) -> str:
+    # Empty if there are none.
+    drawn = " ".join(image(*one, sized=True) for one in pictures)
+    return drawn + "".join(map(table_html, tables))
 
 
 def images(figures: CellModel, style: PlotStyle) -> str:
@@ -144,8 +148,7 @@ def _memory_pictures(figures: CellModel) -> list[tuple[str, str]]:
 
 def memory_page(figures: CellModel) -> str:
     # Empty if it has hardly changed.
-    pictures = " ".join(image(*one, sized=True) for one in _memory_pictures(figures))
-    return pictures + "".join(map(table_html, figures.memory.tables()))
+    return _as_html(_memory_pictures(figures), figures.memory.tables())
 
 
 def image(picture: str, words: str, sized: bool = False) -> str:

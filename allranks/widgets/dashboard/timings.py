@@ -227,10 +227,6 @@ class StepTime:
     steps: float
     each: Shares
 
-    @property
-    def seconds(self) -> float:
-        return sum(self.each)
-
 
 @dataclass
 class _RankStrip:

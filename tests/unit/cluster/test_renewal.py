@@ -66,11 +66,16 @@ class Ranks:
     def send(self, ranks: list[int], record: Any) -> None:
         self.sent.append((ranks, record))
 
-    def held_text(self, held: dict[int, Any]) -> str:
-        return f"{sorted(held)} are held" if held else ""
+    @property
+    def hooks(self) -> SimpleNamespace:
+        return SimpleNamespace(command=self._command)
 
-    def leave_held_cell(self, held: dict[int, Any]) -> str:
-        self.left_out = sorted(held)
+    def _command(self, name: str, *arguments: Any) -> str:
+        held = sorted(arguments[-1])
+        if name == "held_text":
+            return f"{held} are held"
+        assert (name, arguments[0]) == ("leave_held_cell", self)
+        self.left_out = held
         return "it goes on"
 
     def end_rank(self, rank: int, why: str) -> None:

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from allranks.cluster import connection, sockets
+from allranks.cluster import sockets
 from allranks.cluster.connection import Connection
 from allranks.cluster.driver import Driver
 from allranks.cluster.features import NotebookHooks
@@ -22,7 +22,6 @@ from allranks.cluster.sockets import (
 from allranks.cluster.state import ClusterState
 from allranks.records import limits
 from allranks.records.agent import Exit, Notice
-from allranks.records.ranks import BETWEEN, IDLE, Activity
 from allranks.records.wire import Ends
 
 
@@ -98,35 +97,6 @@ def test_events_of_a_cell_that_another_thread_begins_meanwhile_stay_for_that_one
     roster.begins = True
     assert Connection.step(ranks, 0) == []
     assert (roster.cell.cell, inbox.wait(0)) == (2, [InterruptRequested()])
-
-
-def test_a_cell_behind_a_request_that_an_interrupt_has_not_ended_says_so():
-    told = []
-    ranks = SimpleNamespace(
-        hooks=SimpleNamespace(holding=lambda: [SimpleNamespace(holds_cells="a request")]),
-        unanswered=lambda ranks, given_up=False: {"a": 0, "b": 1} if given_up else {},
-    )
-    Connection.await_clients(ranks, (0, 1), told.append)
-    assert told == ["ranks 0–1 must first answer a request, which was interrupted"]
-
-
-def test_a_cell_behind_a_request_shows_what_its_ranks_say_meanwhile(monkeypatch):
-    monkeypatch.setattr(connection, "_SLOW_CLIENT_SECONDS", 0)
-    told, waits = [], [{"a": 0}, {"a": 0}, {"a": 0}, {}]
-    feature = SimpleNamespace(
-        holds_cells="a request",
-        call_when_answered=lambda engines, call: None,
-        late_lines=lambda engines: [f"said by {engine}" for engine in engines],
-    )
-    hooks = NotebookHooks(())
-    monkeypatch.setattr(hooks, "holding", lambda: [feature])
-    ranks = SimpleNamespace(
-        hooks=hooks, step=lambda seconds: [], awaits_clients=None, _put_back=list,
-        unanswered=lambda ranks, given_up=False: {} if given_up else waits.pop(0),
-    )  # fmt: skip
-    Connection.await_clients(ranks, (0,), told.append)
-    first = "rank 0 must first answer a request; interrupt to end both"
-    assert told == [first, "said by a", "said by a"]
 
 
 def test_a_rank_that_ends_for_a_reason_has_it_in_its_report():
@@ -235,43 +205,3 @@ def test_ranks_that_are_released_have_no_notebook_although_a_part_of_it_does_not
         Connection.release(ranks, "detached")
     assert done == ["not ended", "closed", "released"]
     assert (roster.phase, roster.lost_because) == ("stopped", "detached")
-
-
-def interrupted(statuses, unanswered=()):
-    """Returns what an interrupt of clients returns, and the ranks that it reaches directly."""
-    engines, sent, given_up = dict(zip("abc", range(3), strict=True)), [], []
-    feature = SimpleNamespace(give_up=given_up.extend, clients=lambda: {"ours"})
-    hooks = NotebookHooks(())
-    hooks.holding = lambda: [feature]
-    ranks = SimpleNamespace(
-        hooks=hooks, size=3, roster=SimpleNamespace(alive=(0, 1, 2)),
-        ask=lambda *_, **__: {rank: (one, []) for rank, one in statuses.items()},
-        unanswered=lambda _: {one: engines[one] for one in unanswered},
-        own_clients=lambda: {"ours"}, send=lambda reached, record: sent.append((reached, record)),
-    )  # fmt: skip
-    did = Connection.interrupt_clients(ranks)
-    ((reached, record),) = sent
-    assert record.requests_too
-    assert given_up == [*unanswered]
-    return did, reached
-
-
-def running(client):
-    return {"doing": Activity(BETWEEN), "request": {"client": client, "notebook": ""}}
-
-
-IDLE_RANK = {"doing": IDLE, "request": None}
-
-
-def test_an_interrupt_of_clients_says_whether_they_had_asked_for_anything():
-    idle = dict.fromkeys(range(3), IDLE_RANK)
-    assert interrupted(idle) == (False, [0, 1, 2])
-    assert interrupted(idle | {1: running("theirs")}) == (True, [0, 1, 2])
-    awaits = {"doing": IDLE, "request": {"client": "ours", "notebook": ""}}
-    assert interrupted(idle | {1: awaits}) == (True, [0, 1, 2])
-    assert interrupted({}, "a") == (True, [1, 2])  # no rank answers
-
-
-def test_an_interrupt_of_clients_ends_a_request_of_another_notebook_before_ours_too():
-    found = interrupted({0: running("ours"), 1: running("theirs"), 2: IDLE_RANK}, "ab")
-    assert found == (True, [1, 2])

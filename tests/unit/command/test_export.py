@@ -338,7 +338,7 @@ def test_strings_of_several_lines_stay_when_a_cell_is_put_under_an_if():
 def test_a_cell_of_simulated_ranks_is_a_comment_with_the_option(file, tmp_path, capsys):
     made = json.loads((tmp_path / file).read_text())
     simulated = (
-        "%%distributed -n 1024 --simulate --seed 3 --profile\nmine = 7",
+        "%%distributed -n 1024 --simulate --seed 3\nmine = 7",
         "%%distributed --explore\n7",
         "%%distributed --profile\nprofiled = 7",
     )
@@ -347,9 +347,7 @@ def test_a_cell_of_simulated_ranks_is_a_comment_with_the_option(file, tmp_path, 
     assert run(file) == 0
     text = (tmp_path / "train.py").read_text()
     said = "left out: with --simulate the ranks do not run it. Remove --simulate to export it"
-    assert (
-        f"# cell 2 is {said}:\n#     %%distributed -n 1024 --simulate --seed 3 --profile\n" in text
-    )
+    assert f"# cell 2 is {said}:\n#     %%distributed -n 1024 --simulate --seed 3\n" in text
     assert "mpiexec -n 8 " in text
     assert {"mine", "profiled"} & {*compile(text, "train.py", "exec").co_names} == {"profiled"}
     listed = capsys.readouterr().err

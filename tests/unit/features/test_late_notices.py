@@ -10,8 +10,9 @@ import pytest
 
 from allranks.cluster import cluster
 from allranks.features.ipyparallel import client_requests, late_notices, px_results
+from allranks.features.ipyparallel.late_notices import late_lines
 from allranks.features.ipyparallel.metadata import NOTICE_OF, OF_RANKS, RUNS
-from allranks.features.ipyparallel.notebook import ClientPatch, NotebookClients
+from allranks.features.ipyparallel.notebook import ClientPatch
 from tests.unit.features.unconnected_client import Unconnected
 
 LATE = "barrier at f.py:2 has waited 5 s for rank 1:\n  rank 1 is at f.py:7\n"
@@ -230,10 +231,13 @@ def test_a_short_wait_shows_each_notice_once_and_leaves_nothing(requests):
 def test_a_cell_that_waits_for_a_request_has_its_notices_once(requests):
     client_requests.follow(requests.client)
     requests.give_notice(0)
-    feature = NotebookClients()
-    assert feature.late_lines(["engine-1"]) == []
-    assert feature.late_lines(["engine-0", "engine-1"]) == [f"rank 0: {LATE.rstrip()}"]
-    assert feature.late_lines(["engine-0"]) == []
+
+    def lines(*engines):
+        return late_lines(client_requests.unanswered_futures(engines))
+
+    assert lines("engine-1") == []
+    assert lines("engine-0", "engine-1") == [f"rank 0: {LATE.rstrip()}"]
+    assert lines("engine-0") == []
 
 
 def test_output_and_early_notices_are_left_to_ipyparallel(requests, monkeypatch):

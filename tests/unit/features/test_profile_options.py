@@ -28,6 +28,14 @@ def test_a_cell_with_a_profile_is_run_by_ranks():
     assert by_command(cell.for_preparing()) == asked
 
 
+def test_a_profile_of_a_cell_that_ranks_do_not_run_is_refused(monkeypatch):
+    grid = options.CellOption("grid", "ensemble", {"metavar": "GRID"})
+    monkeypatch.setitem(options.CELL_OPTIONS, grid.name, grid)
+    refused = "--profile needs a cell that ranks run, found --grid. Leave out --profile"
+    with pytest.raises(UsageError, match=refused):
+        parse_cell("--grid a=1,2 --profile")
+
+
 def test_a_file_without_a_profile_is_refused():
     with pytest.raises(UsageError, match=r"--save needs --profile\. Type: --profile --save a\.svg"):
         NotebookProfile().command("profile_cell", {"save": "a.svg"})

@@ -33,8 +33,12 @@ def page(monkeypatch: pytest.MonkeyPatch) -> Any:
         log_dir="logs",
         interrupts=[],
         cells=SimpleNamespace(
-            connection=SimpleNamespace(unanswered=lambda _: waits, run=None),
-            hooks=SimpleNamespace(replaces_ranks="%distributed heal"),
+            connection=SimpleNamespace(run=None),
+            hooks=SimpleNamespace(
+                replaces_ranks="%distributed heal",
+                holds_cells=True,
+                command=lambda name, *_: waits if name == "unanswered" else None,
+            ),
         ),
     )
     ranks.interrupt = lambda: ranks.interrupts.append("ranks")

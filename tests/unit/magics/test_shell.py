@@ -4,7 +4,7 @@ from contextlib import ExitStack
 
 from IPython.core.interactiveshell import InteractiveShell
 
-from allranks.magics.shell import LoadedOnce
+from allranks.magics.shell import load_once
 
 LOAD = "%load_ext allranks"
 AGAIN = "The allranks extension is already loaded."
@@ -22,7 +22,7 @@ def test_a_second_load_of_the_extension_prints_nothing(monkeypatch, capsys):
         return capsys.readouterr().out
 
     with ExitStack() as undo:
-        LoadedOnce(shell, undo)
+        load_once(shell, undo)
         assert output(LOAD) == output(LOAD) == ""
         assert output(f"if True:\n    {LOAD}\n    print(1)") == "1\n"
         assert len(loads) == 1
