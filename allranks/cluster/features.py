@@ -563,9 +563,15 @@ class NotebookHooks(Hooks[NotebookFeature]):
         finally:  # the user may interrupt one
             self.set_cell(None)
 
-    def cell_shown(self, number: int, view: Any, folder: str) -> None:
-        """Calls that hook; a feature that raises fails this cell, not the next one."""
+    def cell_shown(
+        self, number: int, view: Any, folder: str, outer: BaseException | None = None
+    ) -> None:
+        """Calls that hook; a feature that raises fails this cell, not the next one.
+
+        ``outer`` is the exception that the user's code handles where it runs this cell, if any.
+        """
         own, failed = sys.exception(), list[FeatureFailed]()
+        own = None if own is outer else own
         for feature in self._showing:
             try:
                 feature.cell_shown(number, view, folder)

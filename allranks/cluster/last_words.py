@@ -5,6 +5,7 @@ from __future__ import annotations
 from allranks.cluster.failures import (
     DEATH,
     IN_CELL,
+    SHOWN_NBYTES,
     ProcessExit,
     death_lines,
     log_end,
@@ -78,8 +79,12 @@ class LastWords:
 
     def unsent_output(self, rank: int) -> str:
         # The part of its output that the rank did not get to send.
-        unsent = log_end(self._ranks.hellos[rank].log, self.sent_nbytes.get(rank, 0))
-        return self._with_numbers(unsent)
+        log, sent = self._ranks.hellos[rank].log, self.sent_nbytes.get(rank, 0)
+        unsent = self._with_numbers(log_end(log, sent))
+        hidden = log_length(log) - sent - SHOWN_NBYTES
+        if unsent and hidden > 0:
+            return f"… {hidden:,} bytes are not shown; {log} has them …\n{unsent}"
+        return unsent
 
     def _last_words(self, hello: Hello) -> str:
         # The end of its output since its last cell.

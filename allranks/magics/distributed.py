@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Coroutine, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
@@ -187,6 +188,7 @@ class DistributedMagics(Magics):
         commit.
         """
         folder, died = sent.cluster.cells.connection.log_dir, None
+        outer = sys.exception()
         try:
             yield
         except CellFailed as error:
@@ -196,7 +198,7 @@ class DistributedMagics(Magics):
             died = error
         finally:
             number = len(self.shell.user_ns["In"]) - 1
-            self.session.hooks.cell_shown(number, sent.run.view, folder)
+            self.session.hooks.cell_shown(number, sent.run.view, folder, outer)
         # Sent again only now: the history has the ended run, and its log folder.
         if died is None:
             sent.ended = True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -76,11 +77,11 @@ class EnsembleMagics(Magics):
 
     @contextmanager
     def _kept(self, runner: EnsembleRunner) -> Iterator[None]:
-        folder = runner.cluster.log_dir
+        folder, outer = runner.cluster.log_dir, sys.exception()
         try:
             yield
         finally:
-            self.session.hooks.cell_shown(runner.number, runner.view, folder)
+            self.session.hooks.cell_shown(runner.number, runner.view, folder, outer)
 
     def _prepare(self, line: str, cell: str) -> EnsembleRunner:
         options = parse_line(line, options_parser())

@@ -176,7 +176,7 @@ class AfterCells:
         except AllranksError as error:
             # Its line is ours, not one of the user's.
             reports = error.reports if isinstance(error, CellFailed) else ()
-            said = next((report.message for report in reports if not report.waiting), error)
+            said = next((one.message or one.etype for one in reports if not one.waiting), error)
             if refused_by_all(reports, ranks.size):
                 # They have compared the reasons, so no message is on its way. A new epoch would end
                 # the communicators of the user's cells.

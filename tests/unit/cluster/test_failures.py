@@ -8,6 +8,7 @@ import pytest
 
 from allranks.cluster import failures, last_words
 from allranks.cluster.failures import (
+    SHOWN_NBYTES,
     ProcessExit,
     all_over,
     describe,
@@ -251,3 +252,16 @@ def test_what_a_rank_does_arrives_as_fields_and_becomes_text(doing, text):
     (found,) = read_statuses({1: hello}, {1: answer.content})
     assert found.doing == doing
     assert found.state == (text or "waiting in allreduce(Sum) for ranks 0, 2–3")
+
+
+def test_of_a_long_end_that_was_not_sent_the_user_reads_how_much_only_the_log_has(tmp_path):
+    ranks, log = ClusterState(1), tmp_path / "rank-0.log"
+    ranks.apply(Hello(0, 1, 0, 1, "host", 10, "cpu", "e", "mpi", str(log)))
+    words = LastWords(ranks)
+    words.sent_nbytes[0] = 5
+    log.write_text("sent\n" + "a" * SHOWN_NBYTES)
+    assert words.unsent_output(0) == "a" * SHOWN_NBYTES
+    log.write_text("sent\nlost\n" + "a" * SHOWN_NBYTES)
+    said, _, shown = words.unsent_output(0).partition("\n")
+    assert said == f"… 5 bytes are not shown; {log} has them …"
+    assert shown == "a" * SHOWN_NBYTES

@@ -161,3 +161,14 @@ def test_the_error_of_a_cell_stays_where_a_feature_raises_once_it_is_shown():
         fail()
     assert "no history today" in raised.value.__notes__[0]
     assert hooks.take_failure() is None
+
+
+def test_a_feature_that_raises_fails_a_cell_that_runs_where_another_error_is_handled():
+    hooks = NotebookHooks([FailsToShow])
+    handled = ValueError("of the user's code")
+    try:
+        raise handled
+    except ValueError:
+        with pytest.raises(FeatureFailed, match="no history today"):
+            hooks.cell_shown(1, None, "", handled)
+    assert not hasattr(handled, "__notes__")

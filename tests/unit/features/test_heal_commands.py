@@ -9,7 +9,7 @@ from allranks.cluster import cluster
 from allranks.cluster.cell_run import HiddenView
 from allranks.cluster.features import ClusterContext, NotebookHooks
 from allranks.cluster.state import ClusterState
-from allranks.errors import UsageError
+from allranks.errors import CellInterrupted, Report, UsageError
 from allranks.features.heal import recovery_driver
 from allranks.features.heal.notebook import AfterCells, NotebookHeal
 
@@ -123,3 +123,17 @@ def test_what_a_program_sets_after_a_setting_of_heal_lasts_when_its_ranks_start_
     hooks.command("heal", ["on"])
     hooks.started(again)
     assert roster.replacing == "on"
+
+
+def test_the_line_about_an_interrupted_keep_has_its_reason():
+    pressed = Report(0, "host", "cpu", "KeyboardInterrupt", "", (), None, "", False)
+    said = []
+
+    def wait(run):
+        raise CellInterrupted("ranks 0–1: KeyboardInterrupt", "", [pressed])
+
+    connection = SimpleNamespace(roster=SimpleNamespace(phase="running"), late=[], size=2)
+    cells = SimpleNamespace(connection=connection, begin=lambda *_, **__: None, wait=wait)
+    view = SimpleNamespace(notice=said.append)
+    AfterCells(["x"]).keep_after(SimpleNamespace(view=view, ended_well=True), cells)
+    assert said == ["x not kept: KeyboardInterrupt"]
