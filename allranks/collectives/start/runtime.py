@@ -248,7 +248,10 @@ def renew(epoch: int | None = None) -> None:
             than the current one if it is None.
 
     Collective over all ranks: a rank that waits for this one in another call raises `RankLeft`. If
-    it is interrupted, call it again with the same number.
+    it is interrupted or raises, call it again: it then goes on where it was left.
+
+    Raises:
+        RankLeft: a rank has left the cell, or the program, without calling it.
     """
     this = world.current()
     number = this.epoch + 1 if epoch is None else epoch
