@@ -393,11 +393,13 @@ class Epochs:
     def _check_others(self) -> None:
         """Raises `RankLeft` if a rank does not come to a renewal."""
         own, board = self.own, self.own.board
-        # A rank publishes that it has come before it publishes that it has left.
+        # A rank publishes that it has done its part before it publishes that it has left.
         left = [(*why, rank) for rank in board.ranks if (why := own.exit_of(rank))]
-        missing = [one for one in left if board.get(one[2], RENEWALS) < self._renewals]
+        parts = [(board.get(one[2], RENEWALS), *one) for one in left]
+        missing = [one for one in parts if one[0] <= 2 * self._renewals]
         if missing:
-            _, reason, rank = min(missing)
+            # First those that have not even begun it.
+            _, _, reason, rank = min(missing)
             needs = f"renew() needs all of {label(board.ranks)}: rank {rank} {reason}."
             raise RankLeft(f"{needs} {own.advice(rank, reason) or 'Call renew() on every rank.'}")
 
@@ -446,7 +448,7 @@ class Epochs:
         kept = self.own.held_requests
         awaited = SimpleNamespace(stage=0, longest_sleep=0.0, sleep=None)
         self._renewals += 1
-        self.own.board.put(RENEWALS, self._renewals)
+        self.own.board.put(RENEWALS, 2 * self._renewals)
         fresh, request = self.pristine.Idup()
         kept[id(request)] = [fresh, request]
         while not request.Test():
@@ -454,6 +456,7 @@ class Epochs:
         # No rank may use, let alone revoke, the new one while another rank is still creating it. If
         # one has left this before and now wants a later epoch, all get that one.
         mine, latest = np.array([self._wanted]), np.empty(1, np.int64)
+        self.own.board.put(RENEWALS, 2 * self._renewals + 1)
         yield from complete(kept, awaited, self.pristine.Iallreduce, mine, latest, MPI.MAX)
         return fresh, int(latest[0])
 

@@ -261,8 +261,14 @@ def renew(epoch: int | None = None) -> None:
         )
     if this.mpi is None:
         raise UsageError("renew() needs MPI, and the loopback has none. Run the ranks again.")
-    with this.renewing(find(sys._getframe(1)).place):
-        this.mpi.renew(number)
+    place = find(sys._getframe(1)).place
+    with this.renewing(place):
+        try:
+            this.mpi.renew(number)
+        except BaseException as error:
+            # Until all ranks have made it, Open MPI makes no other communicator in this process.
+            this.spoil(f"has left renew() at {place} ({type(error).__name__})")
+            raise
 
 
 def epoch() -> int:

@@ -159,12 +159,38 @@ def test_a_rank_that_leaves_while_others_renew_is_named(raises):
     if not odd():
         with pytest.raises(RankLeft, match=r"renew\(\) needs all of ranks 0–.*: rank 1 has left"):
             c.renew()
+    # What was left keeps MPI from making other communicators: it has to end before the next cell.
+    assert c.dirty() is not odd()
     c.scope.leave(reason, failed=raises)
     MPI.Intracomm(c.comm).Barrier()  # MPI's own: all are still in the epoch of before
     enter()
     # What was left goes on, also with another number.
     c.renew(c.epoch() + 5)
     assert c.allreduce(np.ones(3), c.Sum)[0] == c.size()
+    c.scope.leave("it ended")
+    next_cell_works()
+
+
+def test_a_rank_that_has_left_a_renewal_is_named_to_those_that_come_later(monkeypatch):
+    class Pressed(Pause):
+        def __call__(self, *_):
+            raise KeyboardInterrupt
+
+    enter()
+    with monkeypatch.context() as pressed:
+        pressed.setattr(of_mpi, "Pause", Pressed)
+        if odd():
+            with pytest.raises(KeyboardInterrupt):
+                c.renew()
+            c.scope.leave("KeyboardInterrupt", failed=True)
+    MPI.Intracomm(c.comm).Barrier()
+    if not odd():
+        with pytest.raises(RankLeft, match="rank 1 has left this cell"):
+            c.renew()
+    MPI.Intracomm(c.comm).Barrier()
+    c.scope.leave("it ended")
+    enter()
+    c.renew()
     c.scope.leave("it ended")
     next_cell_works()
 
