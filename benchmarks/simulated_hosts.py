@@ -48,11 +48,12 @@ class SmallBoard(Board):
         size = len(ranks)
         super().__init__(mmap.mmap(-1, Board.nbytes(len(near))), tuple(near), near[0])
         self.near, self.ranks = near, ranks
-        self._columns = {word: [0] * size for word in (fields.ASKED, fields.LOST, fields.TICKET)}
+        words = fields.ASKED, fields.LOST, fields.TICKET, fields.RENEWING
+        self._columns = {word: [0] * size for word in words}
         self._blocks: dict[int, list[bytes]] = defaultdict(lambda: [bytes(BLOCK)] * size)
 
     def column(self, word: int) -> Any:
-        for rank in self.near if word == fields.TICKET else ():
+        for rank in self.near if word in (fields.TICKET, fields.RENEWING) else ():
             self._columns[word][rank] = super().get(rank, word)
         return _Column(self._columns[word])
 
@@ -70,7 +71,7 @@ class SmallBoard(Board):
     def show(self, rank: int, block: int, data: bytes) -> None:
         self._blocks[block][rank] = self.known.setdefault(data, data)
         if block == 0:
-            self._columns[fields.TICKET][rank] = fields.ticket_of(data)
+            self._columns[fields.TICKET][rank] = int(fields.waits_in(data))
 
 
 class _Column(list[int]):

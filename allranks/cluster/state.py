@@ -115,6 +115,8 @@ class Epoch:
             self.dirty = self.dirty or reply.dirty
         if latest > self.number:  # a cell may have begun epochs itself
             self.number, self.traffic = latest, False
+        # A rank whose renewal was interrupted may be in an earlier epoch than the others.
+        self.dirty = self.dirty or len({reply.epoch for reply in replies}) > 1
         self.traffic = self.traffic or traffic
         # One rank may have sent what a rank that failed has not received.
         self.dirty = self.dirty or (self.traffic and failed)

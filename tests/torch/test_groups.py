@@ -27,6 +27,63 @@ def test_groups_follow_each_other_while_their_models_stay(ranks):
     assert ranks.on_ranks("len(kept)").text == "ranks 0–2 → 6\n"
 
 
+COUNTED = """
+from unittest.mock import patch
+
+stores = []
+
+def sums(times):
+    for _ in range(times):
+        dist.init_process_group()
+        dist.all_reduce(t := torch.ones(1))
+        dist.distributed_c10d._get_default_store().set(f"rank {rank}", "here")
+        dist.destroy_process_group()
+    return int(t)
+
+def counted(make):
+    def __init__(self, *arguments, **options):
+        stores.append(self)
+        make(self, *arguments, **options)
+    return __init__
+
+sums(1)
+with patch.object(dist.TCPStore, "__init__", counted(dist.TCPStore.__init__)):
+    found = sums(5)
+found, len(stores)
+"""
+SHUT = """
+import os, socket
+import psutil
+
+def shut():
+    at = int(os.environ["MASTER_PORT"])
+    links = [link for link in psutil.Process().net_connections("tcp") if link.raddr]
+    for link in links:
+        if link.raddr.port == at:
+            with socket.socket(fileno=os.dup(link.fd)) as own:
+                own.shutdown(socket.SHUT_RDWR)
+    return any(link.raddr.port == at for link in links)
+
+sums(1)
+was_open = shut() if rank == 1 else None
+sums(2), was_open
+"""
+
+
+def test_a_later_group_makes_no_connection_to_the_store(ranks):
+    """At each one, C++ asks a name server for the name of 127.0.0.1, which may not answer."""
+    assert ranks.on_ranks(IMPORTS).status == "ok"
+    assert ranks.on_ranks(COUNTED).text == "ranks 0–2 → (3, 0)\n"
+
+
+def test_the_connection_to_the_store_is_made_again_where_it_was_ended_on_one_rank(ranks):
+    assert ranks.on_ranks(IMPORTS).status == "ok"
+    assert ranks.on_ranks(COUNTED).status == "ok"
+    found = ranks.on_ranks(SHUT).text
+    assert found == "ranks 0, 2 → (3, None)\nrank 1     → (3, True)\n"
+    assert ranks.on_ranks(COUNTED).text == "ranks 0–2 → (3, 0)\n"
+
+
 SUM = "t = torch.ones(1)\ndist.init_process_group()\ndist.all_reduce(t)\nint(t)"
 FAILS_ON_ONE = """
 from unittest.mock import patch

@@ -43,11 +43,13 @@ SILENT, ENDED = 1, 2
 """How a host was lost: it does not answer, or its first rank has ended."""
 ANSWERED, TICKET, EDGE, BEAT, PID, CLOSED, ASKING, IDLE = range(16, 24)
 """`ASKING` is whether the rank waits for a person; its text `ASKS` is how."""
-PORTS, REQUEST, RENEWING, OTHER_TAG, WANTED_TAG = range(24, 29)
+PORTS, REQUEST, RENEWING, OTHER_TAG, WANTED_TAG, RENEWALS = range(24, 30)
 """The ports on which the rank's MPI listens, 16 bits each; the last request of a client that has
 failed there, or was not run, as `RankState.request` has it; the epoch + 1 from which the rank waits
 for the next one. Of a receive that waits: the source, + 1, and in the lower 32 bits the tag of a
-message with another tag that has come, and the tag for which it waits."""
+message with another tag that has come, and the tag for which it waits. How often the rank has begun
+to make the communicator of a next epoch, times 2, and 1 more once it has done its part in the last
+one."""
 ENDED_PARTS = range(32, 48)
 """The `RankState.part` of the last blocking call of each client whose request has ended there, the
 newest first. More clients than words do not block at the same time."""
@@ -228,8 +230,9 @@ class Board:
         return self._page[rank] + at + (8 * (_PROGRESS - _DIRECTORY) if at >= 8 * _DIRECTORY else 0)
 
 
-def ticket_of(head: bytes) -> int:
-    return int.from_bytes(head[8 * TICKET : 8 * TICKET + 8], sys.byteorder)
+def waits_in(head: bytes) -> bool:
+    """Whether a rank waits in a call, or for the next epoch."""
+    return any(any(head[8 * word : 8 * word + 8]) for word in (TICKET, RENEWING))
 
 
 def urgent_of(head: bytes) -> bytes:
@@ -243,7 +246,8 @@ def wait_of(head: bytes) -> bytes:
     """What of a page's first block matters to a deadlock: the cell, whether the rank has left, its
     wait, and whether that is for input.
     """
-    return head[: 8 * ASKED] + head[8 * TICKET : 8 * BEAT] + head[8 * ASKING : 8 * IDLE]
+    renewing = head[8 * RENEWING : 8 * OTHER_TAG]
+    return head[: 8 * ASKED] + head[8 * TICKET : 8 * BEAT] + head[8 * ASKING : 8 * IDLE] + renewing
 
 
 def lost_word(how: int, through: int) -> int:
@@ -560,12 +564,34 @@ class RankState:
 
         The number orders reasons: an exception explains more than a later departure because of it.
         """
-        scope = self.scope
         # The notebook reports deaths, but it may be what waits for the answer to this request.
         if self.request and rank not in self.died and self._has_ended(rank):
             self.died[rank] = DIED
         if self.has_died(rank):
             return -1, self._death(rank)
+        if (left := self.exit_of(rank)) is not None:
+            return left
+        board = self.board
+        if self.has_failed(rank):
+            return 0, "has failed in this request, or in one before it"
+        if lost := board.get(rank, LOST):
+            through = (lost >> 2) - 1
+            if through < 0:
+                return 0, "cannot be reached: " + _LOST[lost].format("its", self.host_names[rank])
+            between = _LOST[lost & 3].format("the", self.host_names[through])
+            return 2, f"cannot be reached: {between}, which reported its state"
+        if self._is_cut_off(rank):
+            first = self.shares[self.rank]
+            ended = f"rank {first}, which reported its state, {self._death(first)}"
+            return 2, f"cannot be reached: {ended}"
+        broken = board.get(rank, BROKEN) >> 1 == self.epoch + 1
+        return (2, with_source(board.text(rank, BROKE))) if broken else None
+
+    def exit_of(self, rank: int) -> tuple[int, str] | None:
+        """Why a rank is not in this rank's scope, or not any more, as `departure`; None where it
+        may still come.
+        """
+        scope = self.scope
         if scope.ranks is not None and rank not in scope.ranks:
             return 1, f"does not run {scope.name} (-r {compact(scope.ranks, '-').replace(' ', '')})"
         board = self.board
@@ -581,22 +607,9 @@ class RankState:
             first_line = reason.partition("\n")[0]
             why = f" ({first_line})" if reason else ""
             return 0 if board.get(rank, FAILED) else 1, f"has left {scope.name}{at}{why}"
-        if self.has_failed(rank):
-            return 0, "has failed in this request, or in one before it"
         if scope.number > 0 and board.get(rank, ENTERED) > here:
             return 1, f"has left {scope.name}"
-        if lost := board.get(rank, LOST):
-            through = (lost >> 2) - 1
-            if through < 0:
-                return 0, "cannot be reached: " + _LOST[lost].format("its", self.host_names[rank])
-            between = _LOST[lost & 3].format("the", self.host_names[through])
-            return 2, f"cannot be reached: {between}, which reported its state"
-        if self._is_cut_off(rank):
-            first = self.shares[self.rank]
-            ended = f"rank {first}, which reported its state, {self._death(first)}"
-            return 2, f"cannot be reached: {ended}"
-        broken = board.get(rank, BROKEN) >> 1 == self.epoch + 1
-        return (2, with_source(board.text(rank, BROKE))) if broken else None
+        return None
 
     def find_dead(self) -> list[int]:
         """Marks the ranks of this host that have died, as other hosts may have no report of them;

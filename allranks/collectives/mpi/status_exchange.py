@@ -19,7 +19,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from allranks.collectives.calls import rank_state as fields
-from allranks.collectives.calls.rank_state import BLOCK, Board, ticket_of, urgent_of, wait_of
+from allranks.collectives.calls.rank_state import BLOCK, Board, urgent_of, wait_of, waits_in
 
 PERIOD_SECONDS = 0.05
 _QUICK_ROUNDS, _SLOWER, _LONGEST_SECONDS = 12, 1.5, 30.0
@@ -209,9 +209,10 @@ class StatusExchange:
 
     def _waits(self) -> bool:
         """Whether any rank waits, as far as this host, or the others of this one, know."""
-        if any(self.board.column(fields.TICKET)):
+        board = self.board
+        if any(board.column(fields.TICKET)) or any(board.column(fields.RENEWING)):
             return True
-        return any(ticket_of(page) for page in self._pages.values())
+        return any(waits_in(page) for page in self._pages.values())
 
     def _begin_round(self, now: float) -> None:
         slower = min(max(0, self._quiet - _QUICK_ROUNDS), 32)

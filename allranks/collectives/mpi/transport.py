@@ -20,6 +20,7 @@ from mpi4py import MPI
 
 from allranks.collectives.arrays.reductions import Arithmetic, Array, ReduceOp
 from allranks.collectives.calls.call import (
+    ATTEND_SECONDS,
     Awaited,
     Call,
     Members,
@@ -30,10 +31,11 @@ from allranks.collectives.calls.call import (
     cut,
     prepared,
 )
-from allranks.collectives.calls.rank_state import RankState
+from allranks.collectives.calls.rank_state import RENEWALS, RankState
 from allranks.collectives.mpi.creation import Creation
-from allranks.errors import RankLost
+from allranks.errors import RankLeft, RankLost
 from allranks.records.deferred import deferred
+from allranks.records.ranks import label
 
 _OPS = {
     ReduceOp.Average: MPI.SUM,
@@ -349,7 +351,10 @@ class Epochs:
     renewed: Callable[[int], None]
     everyone: MPI.Intracomm | None = None
     """On several hosts, all living processes of the job: also those that have no rank yet."""
-    _renewing: tuple[int, Steps[MPI.Intracomm]] | None = None
+    _renewing: Steps[tuple[MPI.Intracomm, int]] | None = None
+    """What makes the next communicator, also after the call that began it was left."""
+    _renewals = _wanted = 0
+    """How many communicators this rank has begun to make, and the epoch that it wants."""
     # Never freed: freeing one that was left in the middle of a call makes MPICH return wrong
     # results later.
     _retired: list[MPI.Intracomm] = field(default_factory=list)
@@ -358,26 +363,46 @@ class Epochs:
         self.creation = Creation(self.own)
 
     def renew(self, epoch: int) -> None:
-        """Moves this rank to a fresh communicator. Collective over all ranks."""
+        """Moves this rank to a fresh communicator, for this epoch, or for a later one that another
+        rank asks for. Collective over all ranks.
+        """
+        self._wanted, pause, attended, begun = epoch, Pause(), 0.0, -1
         with deferred() as held:
-            if self._renewing is None or self._renewing[0] != epoch:
-                self._renewing = epoch, self._renew_steps()
-            steps = self._renewing[1]
-            pause = Pause()
-            while True:
+            # What was left before comes first: other ranks may have been in it too.
+            while begun < epoch:
+                self._renewing = self._renewing or self._renew_steps()
                 try:
-                    next(steps)
+                    next(self._renewing)
                 except StopIteration as end:
-                    fresh: MPI.Intracomm = end.value
-                    break
+                    self._renewing = None
+                    fresh, begun = end.value
+                    continue
+                except MPI.Exception:
+                    self._renewing = None
+                    raise
                 # An interrupt is raised here; the next call continues where this one was left.
                 held.leave()
-                pause()
-            self._renewing = None
+                waited = pause()
+                if waited - attended > ATTEND_SECONDS:
+                    attended = waited
+                    self._check_others()
             self._retired.append(MPI.Intracomm(self.user))
             fresh.Set_name(NAME)
             rebind(self.user, fresh)
-            self.renewed(epoch)
+            self.renewed(begun)
+
+    def _check_others(self) -> None:
+        """Raises `RankLeft` if a rank does not come to a renewal."""
+        own, board = self.own, self.own.board
+        # A rank publishes that it has done its part before it publishes that it has left.
+        left = [(*why, rank) for rank in board.ranks if (why := own.exit_of(rank))]
+        parts = [(board.get(one[2], RENEWALS), *one) for one in left]
+        missing = [one for one in parts if one[0] <= 2 * self._renewals]
+        if missing:
+            # First those that have not even begun it.
+            _, _, reason, rank = min(missing)
+            needs = f"renew() needs all of {label(board.ranks)}: rank {rank} {reason}."
+            raise RankLeft(f"{needs} {own.advice(rank, reason) or 'Call renew() on every rank.'}")
 
     def release_dropped(self) -> None:
         """Releases all requests that the program has dropped, and that have ended meanwhile."""
@@ -392,7 +417,8 @@ class Epochs:
     def take_over(self, pristine: MPI.Intracomm, fresh: MPI.Intracomm) -> None:
         """Replaces the communicators of all ranks, some of which are new; the old ones are kept."""
         self._retired += [self.pristine, MPI.Intracomm(self.user)]
-        self._renewing = None
+        self._renewing, self._renewals = None, 0
+        self.own.board.put(RENEWALS, 0)
         self.creation.through_tcp = True
         self.pristine = pristine
         fresh.Set_name(NAME)
@@ -418,16 +444,22 @@ class Epochs:
             if not reports_death(error):
                 raise
 
-    def _renew_steps(self) -> Steps[MPI.Intracomm]:
+    def _renew_steps(self) -> Steps[tuple[MPI.Intracomm, int]]:
+        """Returns the communicator, and the latest epoch that a rank wants."""
         kept = self.own.held_requests
         awaited = SimpleNamespace(stage=0, longest_sleep=0.0, sleep=None)
+        self._renewals += 1
+        self.own.board.put(RENEWALS, 2 * self._renewals)
         fresh, request = self.pristine.Idup()
         kept[id(request)] = [fresh, request]
         while not request.Test():
             yield awaited
-        # No rank may use, let alone revoke, the new one while another rank is still creating it.
-        yield from complete(kept, awaited, self.pristine.Ibarrier)
-        return fresh
+        # No rank may use, let alone revoke, the new one while another rank is still creating it. If
+        # one has left this before and now wants a later epoch, all get that one.
+        mine, latest = np.array([self._wanted]), np.empty(1, np.int64)
+        self.own.board.put(RENEWALS, 2 * self._renewals + 1)
+        yield from complete(kept, awaited, self.pristine.Iallreduce, mine, latest, MPI.MAX)
+        return fresh, int(latest[0])
 
 
 def reports_death(error: BaseException) -> bool:

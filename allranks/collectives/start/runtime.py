@@ -247,7 +247,10 @@ def renew(epoch: int | None = None) -> None:
             than the current one if it is None.
 
     Collective over all ranks: a rank that waits for this one in another call raises `RankLeft`. If
-    it is interrupted, call it again with the same number.
+    it is interrupted or raises, call it again: it then goes on where it was left.
+
+    Raises:
+        RankLeft: a rank has left the cell, or the program, without calling it.
     """
     this = world.current()
     number = this.epoch + 1 if epoch is None else epoch
@@ -257,8 +260,14 @@ def renew(epoch: int | None = None) -> None:
         )
     if this.mpi is None:
         raise UsageError("renew() needs MPI, and the loopback has none. Run the ranks again.")
-    with this.renewing(find(sys._getframe(1)).place):
-        this.mpi.renew(number)
+    place = find(sys._getframe(1)).place
+    with this.renewing(place):
+        try:
+            this.mpi.renew(number)
+        except BaseException as error:
+            # Until all ranks have made it, Open MPI makes no other communicator in this process.
+            this.spoil(f"has left renew() at {place} ({type(error).__name__})")
+            raise
 
 
 def epoch() -> int:

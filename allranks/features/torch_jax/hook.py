@@ -54,7 +54,10 @@ def wrap(c10d: ModuleType) -> None:
     module._allranks = os.getpid()
     module._process_group_name = _naming(module, module._process_group_name)
     module._new_process_group_helper = _making(module._new_process_group_helper)
-    module.rendezvous = _meeting(module.rendezvous)
+    rendezvous = _meeting(module.rendezvous)
+    # Kept for `init_process_group` only: `init_rpc` uses its store in threads, and a wait of C++ in
+    # one thread holds the connection against all others.
+    module.rendezvous = _meeting(module.rendezvous, stores.KeptStore())
     stores.wrap(_is_rank)
     # torch exports it once this module has been executed.
     module.batch_isend_irecv = _batching(module.batch_isend_irecv)
@@ -63,11 +66,12 @@ def wrap(c10d: ModuleType) -> None:
         module.split_group = _splitting(split)
     # `torch.distributed` has taken these already, or takes them from these modules later.
     meeting: Any = sys.modules["torch.distributed.rendezvous"]
-    meeting.rendezvous = module.rendezvous
+    meeting.rendezvous = rendezvous
     distributed: Any = sys.modules.get("torch.distributed")
-    for name in ("rendezvous", "split_group"):
+    taken = {"rendezvous": rendezvous, "split_group": getattr(module, "split_group", None)}
+    for name, function in taken.items():
         if isfunction(getattr(distributed, name, None)):
-            setattr(distributed, name, getattr(module, name))
+            setattr(distributed, name, function)
 
 
 def _naming(c10d: Any, name_of: Any) -> Any:
@@ -94,27 +98,36 @@ def _making(make: Any) -> Any:
     return helper
 
 
-def _meeting(rendezvous: Any) -> Any:
+def _meeting(rendezvous: Any, kept: stores.KeptStore | None = None) -> Any:
     @wraps(rendezvous)
     def meet(url: Any, rank: int = -1, world_size: int = -1, **options: Any) -> Any:
         # torch waits for its store for half an hour, where no interrupt reaches it. Once all ranks
         # have come, this wait is certain to end.
-        if _is_rank():
-            world, by_environment = worlds.current(), str(url).startswith("env:")
-            size = world_size
-            if by_environment and size <= 0:
-                size = int(os.environ.get("WORLD_SIZE", "0"))
-            if by_environment and size > world.size:
-                raise UsageError(
-                    f"torch needs world_size={world.size}, the number of ranks: found {size}. "
-                    f"Leave world_size= out, or type: %distributed start -n {size}"
-                )
-            if size == world.size:
-                spec, made = Spec("init_process_group"), torch_group_keys.made_in_cell()
-                found = world.run(calls.gather_objects(world.groups[0], spec, made))
-                # A rank that has failed, or has made a group of some ranks, has counted it alone.
-                torch_group_keys.made = max(found)
-        return rendezvous(url, rank, world_size, **options)
+        if not _is_rank():
+            return rendezvous(url, rank, world_size, **options)
+        world, by_environment = worlds.current(), str(url).startswith("env:")
+        size, place = world_size, rank
+        if by_environment and size <= 0:
+            size = int(os.environ.get("WORLD_SIZE", "0"))
+        if by_environment and place < 0:
+            place = int(os.environ.get("RANK", "-1"))
+        if by_environment and size > world.size:
+            raise UsageError(
+                f"torch needs world_size={world.size}, the number of ranks: found {size}. "
+                f"Leave world_size= out, or type: %distributed start -n {size}"
+            )
+        if size != world.size:
+            return rendezvous(url, rank, world_size, **options)
+        is_kept = kept is not None and by_environment and kept.is_there(place)
+        mine = torch_group_keys.made_in_cell(), is_kept
+        spec = Spec("init_process_group")
+        found = world.run(calls.gather_objects(world.groups[0], spec, mine))
+        # A rank that has failed, or has made a group of some ranks, has counted it alone.
+        torch_group_keys.made = max(made for made, _ in found)
+        if kept is not None and all(there for _, there in found):
+            return iter([(kept.with_prefix(torch_group_keys.next()), place, size)])
+        met = rendezvous(url, rank, world_size, **options)
+        return kept.keeping(met) if kept is not None and by_environment else met
 
     return meet
 

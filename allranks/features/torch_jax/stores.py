@@ -8,9 +8,10 @@ its constructor is certain to end.
 
 from __future__ import annotations
 
+import os
 import socket
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from functools import wraps
 from time import monotonic
@@ -30,6 +31,42 @@ _TRIAL_SECONDS = 1.0
 _AT_ONCE = timedelta(milliseconds=1)
 _of_all_ranks: WeakSet[Any] = WeakSet()
 """The stores that exactly the ranks use."""
+
+
+class KeptStore:
+    """The store of all ranks that torch has found by the environment, kept for its next group.
+
+    Another one would be another connection, for which C++ asks for the name of the address at both
+    ends, 127.0.0.1 too. Without an answer of the name server, that takes 5 s or more each time.
+    """
+
+    def __init__(self) -> None:
+        self._where: tuple[object, ...] = ()
+        self._store: Any = None
+
+    def is_there(self, rank: int) -> bool:
+        """Whether the next group can use it, in which this process has this rank."""
+        if self._where != _where(rank):
+            return False
+        try:
+            self._store.check(["allranks"])
+        except RuntimeError:  # the connection was ended, as at the end of a wait in C++
+            self._where, self._store = (), None
+        return self._store is not None
+
+    def with_prefix(self, prefix: str) -> Any:
+        """The store for a group whose keys begin so."""
+        return sys.modules["torch.distributed"].PrefixStore(prefix, self._store)
+
+    def keeping(self, met: Iterator[tuple[Any, int, int]]) -> Iterator[tuple[Any, int, int]]:
+        """Keeps what torch's rendezvous returns: the store, the rank and the number of ranks."""
+        for store, rank, size in met:
+            self._where, self._store = _where(rank), _underlying(store)
+            yield store, rank, size
+
+
+def _where(rank: int) -> tuple[object, ...]:
+    return rank, os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT")
 
 
 def wrap(is_rank: Callable[[], bool]) -> None:

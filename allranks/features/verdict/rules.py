@@ -609,8 +609,13 @@ def _where(one: RankLoop, chosen: Callable[[Looked], bool]) -> str:
 
 
 def moving(cell: CellParts, loop: Loop) -> list[Verdict]:
-    small = {at for at, kind in enumerate(loop.first.part.kinds) if kind.nbytes <= SMALL_NBYTES}
+    small = _small(loop.first)
     return [*_latency(cell, loop, small), *_bandwidth(loop, small)]
+
+
+def _small(one: RankLoop) -> set[int]:
+    """The kinds of small calls of a rank. Each rank counts the kinds that it has called."""
+    return {at for at, kind in enumerate(one.part.kinds) if kind.nbytes <= SMALL_NBYTES}
 
 
 def _transfers(loop: Loop, kinds: Collection[int]) -> dict[int, list[float]]:
@@ -686,14 +691,14 @@ def _latency(cell: CellParts, loop: Loop, small: set[int]) -> list[Verdict]:
     part = len(loop.first.calls) / (len(loop.first.part.calls) + loop.first.part.left_out)
     steps = part * cell.logged if cell.logged >= LEAST_STEPS else loop.steps
     if count < SMALL_CALLS * steps:
-        steps = _rounds(loop, small) or steps
+        steps = _rounds(loop) or steps
     within = count >= SMALL_CALLS * steps
     if not within and loop.first.seconds / count > SHORTEST_STEP_SECONDS:
         return []
     # The ranks of a host with fewer cores wait for each other in each of many calls.
     crowded = loop.has_hosts_alone and count >= MANY_CALLS * steps
     longest = SLICE_SECONDS if crowded else SHORT_WAIT_SECONDS
-    share = min(_in_small_calls(one, small, longest) for one in loop.ranks.values())
+    share = min(_in_small_calls(one, longest) for one in loop.ranks.values())
     if share < LATENCY_SHARE or not (crowded or _have_cores(loop, share)):
         return []
     kind = loop.first.part.kinds[costliest]
@@ -717,17 +722,18 @@ def _latency(cell: CellParts, loop: Loop, small: set[int]) -> list[Verdict]:
     ]
 
 
-def _pauses(one: RankLoop, small: set[int]) -> list[tuple[EndedCall, float]]:
+def _pauses(one: RankLoop) -> list[tuple[EndedCall, float]]:
     """The small calls, each with the time since the end of the call before it."""
+    small = _small(one)
     began = [call.ended - call.wait - call.transfer for call in one.calls]
     ended = [-inf, *(call.ended for call in one.calls)]
     rows = zip(one.calls, began, ended, strict=False)
     return [(call, max(0.0, at - before)) for call, at, before in rows if call.kind in small]
 
 
-def _rounds(loop: Loop, small: set[int]) -> int:
+def _rounds(loop: Loop) -> int:
     """Returns how often some small calls follow a pause of all ranks, mostly as many; else 0."""
-    rows = [[pause for _, pause in _pauses(one, small)] for one in loop.ranks.values()]
+    rows = [[pause for _, pause in _pauses(one)] for one in loop.ranks.values()]
     count = min(map(len, rows))
     # A rank may have sent its last calls only; one that loses its core makes a pause alone.
     pauses = [min(each) for each in zip(*(row[-count:] for row in rows), strict=True)]
@@ -741,7 +747,7 @@ def _rounds(loop: Loop, small: set[int]) -> int:
     return len(lengths) if regular and usual >= MANY_CALLS else 0
 
 
-def _in_small_calls(one: RankLoop, small: set[int], longest: float) -> float:
+def _in_small_calls(one: RankLoop, longest: float) -> float:
     """Returns the share of the time in small calls, and between those that follow at once.
 
     Between them a rank may be in functions of a library that end and begin the calls, or compute:
@@ -749,13 +755,13 @@ def _in_small_calls(one: RankLoop, small: set[int], longest: float) -> float:
     calls. These lines may compute as well, as ``allreduce(x @ y)`` does.
     """
     kinds, spent, between = one.part.kinds, 0.0, 0.0
-    for call, pause in _pauses(one, small):
+    for call, pause in _pauses(one):
         at_once = pause <= PAUSE_SECONDS
         spent += call.transfer
         if call.wait <= (longest if at_once else SHORT_WAIT_SECONDS):
             spent += call.wait
         between += pause if at_once else 0.0
-    places = {kinds[at].name for at in small}
+    places = {kinds[at].name for at in _small(one)}
     at_calls = sum(
         look.share
         for look in one.looked or ()

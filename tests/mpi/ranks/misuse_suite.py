@@ -7,7 +7,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 
 import numpy as np
@@ -28,7 +28,9 @@ from mpi4py import MPI
 
 import allranks.collectives as c
 from allranks.collectives.calls import call
+from allranks.collectives.calls.call import Pause
 from allranks.collectives.calls.rank_state import FINISHED
+from allranks.collectives.mpi import transport as of_mpi
 from allranks.errors import CollectiveError, CollectiveMismatch, Deadlock, RankLeft, StaleHandle
 from tests.agents import numbers
 
@@ -149,6 +151,69 @@ def test_a_rank_that_renews_while_others_wait_for_it_is_named(what):
 
     assert in_a_cell(renews) is None
     next_cell_works()
+
+
+@pytest.mark.parametrize("raises", [False, True])
+def test_a_rank_that_leaves_while_others_renew_is_named(raises):
+    enter()
+    reason = "ValueError: bad batch" if raises else "it ended"
+    if not odd():
+        with pytest.raises(RankLeft, match=r"renew\(\) needs all of ranks 0–.*: rank 1 has left"):
+            c.renew()
+    # What was left keeps MPI from making other communicators: it has to end before the next cell.
+    assert c.dirty() is not odd()
+    c.scope.leave(reason, failed=raises)
+    MPI.Intracomm(c.comm).Barrier()  # MPI's own: all are still in the epoch of before
+    enter()
+    # What was left goes on, also with another number.
+    c.renew(c.epoch() + 5)
+    assert c.allreduce(np.ones(3), c.Sum)[0] == c.size()
+    c.scope.leave("it ended")
+    next_cell_works()
+
+
+def test_a_rank_that_has_left_a_renewal_is_named_to_those_that_come_later(monkeypatch):
+    class Pressed(Pause):
+        def __call__(self, *_):
+            raise KeyboardInterrupt
+
+    enter()
+    with monkeypatch.context() as pressed:
+        pressed.setattr(of_mpi, "Pause", Pressed)
+        if odd():
+            with pytest.raises(KeyboardInterrupt):
+                c.renew()
+            c.scope.leave("KeyboardInterrupt", failed=True)
+    MPI.Intracomm(c.comm).Barrier()
+    if not odd():
+        with pytest.raises(RankLeft, match="rank 1 has left this cell"):
+            c.renew()
+    MPI.Intracomm(c.comm).Barrier()
+    c.scope.leave("it ended")
+    enter()
+    c.renew()
+    c.scope.leave("it ended")
+    next_cell_works()
+
+
+def test_a_renewal_that_is_left_anywhere_is_followed_by_one_to_a_later_epoch(monkeypatch):
+    class Pressed(Pause):
+        def __call__(self, *arguments):
+            press_later.pop()
+            return super().__call__(*arguments)
+
+    monkeypatch.setattr(of_mpi, "Pause", Pressed)
+    for count in range(24):
+        first = c.epoch() + 1
+        press_later = [None] * (count if odd() else 10**6)
+        # As after a renewal between two cells that was interrupted on this rank only.
+        with suppress(IndexError):
+            c.renew(first)
+        press_later = [None] * 10**6
+        if c.epoch() <= first:
+            c.renew(first + 1)
+        assert c.epoch() == first + 1
+        assert c.comm.allreduce(1) == c.size()
 
 
 def test_ranks_that_renew_several_times_do_not_wait_for_those_that_are_slower():

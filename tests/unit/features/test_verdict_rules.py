@@ -752,6 +752,16 @@ def test_many_small_messages_cost_their_latency():
     assert "39 small collectives per step" in found.text
 
 
+def test_ranks_that_have_called_different_kinds_each_count_their_own():
+    # Rank 0 has made one more call, before all others.
+    sizes = [SMALL._replace(nbytes=8 * (1 + at)) for at in range(39)]
+    parts = cell([0.0002, 0.0002], kinds=sizes, transfer=5e-5, steps=800)
+    first, second = parts.ranks
+    calls = [call._replace(kind=call.kind + 1) for call in first.calls]
+    more = replace(first, kinds=[GRADIENTS, *first.kinds], calls=calls)
+    assert kinds(replace(parts, ranks=[more, second])) == ["latency"]
+
+
 def test_the_logged_steps_tell_how_many_equal_calls_a_step_has():
     parts = cell([5e-6, 5e-6], kinds=[SMALL], transfer=5e-5, steps=20_000)
     assert kinds(parts) == []  # each call may be a step
