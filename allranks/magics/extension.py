@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from weakref import WeakKeyDictionary
 
 from IPython.core.interactiveshell import InteractiveShell
 from IPython.core.magic import Magics
@@ -13,6 +14,9 @@ from allranks.magics.options import parse_command
 from allranks.magics.session import RANKS, RanksProxy
 from allranks.records.config import START_WITH
 
+#: `Session.last_size` of the shells that have unloaded the extension, as a reload does.
+_sizes: WeakKeyDictionary[InteractiveShell, int | None] = WeakKeyDictionary()
+
 
 def load(shell: InteractiveShell) -> None:
     """Adds ``%%distributed``, ``%distributed``, ``ranks`` and features' magics; starts nothing."""
@@ -20,6 +24,7 @@ def load(shell: InteractiveShell) -> None:
         return
     magics = DistributedMagics(shell)
     shell.register_magics(magics)
+    magics.session.last_size = _sizes.get(shell)
     cluster.session = magics.session
     features.loaded(shell)
     # A variable of that name is the user's: keep it.
@@ -44,6 +49,7 @@ def unload(shell: InteractiveShell) -> None:
     cluster.session = None
     if said := magics.close():
         print(said)
+    _sizes[shell] = magics.session.last_size
     if isinstance(shell.user_ns.get(RANKS), RanksProxy):
         del shell.user_ns[RANKS]
     take_away(shell, DistributedMagics)

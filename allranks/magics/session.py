@@ -40,7 +40,7 @@ class Session:
         #: A sentence about the cells that run on the ranks; "" where no command has chosen them.
         self.which_cells: Callable[[], str] = str
         #: How many ranks started last on this machine, without a choice of GPUs.
-        self._last_size: int | None = None
+        self.last_size: int | None = None
 
     @property
     def running(self) -> Cluster | None:
@@ -71,9 +71,9 @@ class Session:
             return found
         lost = self._cluster is not None and self._cluster.roster.phase == "lost"
         wanted = options.over(self._asked)
-        as_before = wanted.n is None and self._last_size is not None and self._is_here(wanted)
+        as_before = wanted.n is None and self.last_size is not None and self._is_here(wanted)
         if as_before:
-            wanted = replace(wanted, n=self._last_size)
+            wanted = replace(wanted, n=self.last_size)
         cluster = self._make(wanted)
         # The options last until a stop, also after a failed start or a loss; the number of ranks
         # that have started lasts longer.
@@ -87,7 +87,7 @@ class Session:
         cluster.start(lru_cache(maxsize=1)(partial(print, flush=True)))
         self._have(cluster)
         if self._is_here(wanted):
-            self._last_size = cluster.size
+            self.last_size = cluster.size
         line = start_text(cluster, time.monotonic() - started, again=lost, as_before=as_before)
         print(_with_names(line + self.which_cells()))
         for line in self.hooks.start_texts(dict(wanted.settings)):

@@ -222,7 +222,7 @@ class SharedSession(Session):
                 taken.let_go()
             raise
         if self._is_here(asked):
-            self._last_size = cluster.size
+            self.last_size = cluster.size
         self._offer()
         return cluster, left
 

@@ -79,6 +79,24 @@ def test_after_a_stop_as_many_ranks_start_as_before_and_the_line_says_so(monkeyp
     assert started() == (4, True)
 
 
+def test_after_a_reload_of_the_extension_as_many_ranks_start_as_before(monkeypatch, capsys):
+    monkeypatch.setattr("allranks.magics.session.Cluster", StartedCluster)
+    shell = InteractiveShell()
+    load(shell)
+    loaded(shell).session.cluster(ClusterOptions(4))
+    unload(shell)
+    load(shell)
+    capsys.readouterr()
+    assert loaded(shell).session.cluster().size == 4
+    assert ", as many as before." in capsys.readouterr().out
+    unload(shell)
+    # Another shell has not chosen that number.
+    other = InteractiveShell()
+    load(other)
+    assert loaded(other).session.cluster().size == 2
+    unload(other)
+
+
 def test_a_kernel_that_was_installed_for_a_number_of_ranks_starts_that_number(monkeypatch, capsys):
     monkeypatch.setattr("allranks.magics.session.Cluster", StartedCluster)
     session = Session(NotebookHooks(()))
