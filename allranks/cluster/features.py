@@ -4,7 +4,8 @@ A feature's ``notebook.py`` sets ``FEATURE`` to a subclass of `NotebookFeature`.
 loads them once; each notebook, and each `Cluster` outside of one, makes one instance of each. The
 hooks are called in this order:
 
-0. ``loaded``, of the class: the extension has been loaded in a shell; ``unloaded``, after all else.
+0. ``loaded``, of the class: the extension has been loaded in a shell, which may be one of several
+   in this process. What that has changed is undone when it is unloaded there.
 1. ``started``, when the connection is open and before the first rank has come; again after each
    restart, and when the notebook gets ranks that another one has started. Then ``host_agents``, if
    they are on several hosts.
@@ -33,11 +34,12 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
 from queue import Empty, SimpleQueue
+from types import MethodType
 from typing import Any
 
 from allranks.cluster.agents import HostAgents, HostsContext
@@ -221,12 +223,12 @@ class NotebookFeature:
     """Parts of all views, see `allranks.widgets.extensions`."""
 
     @classmethod
-    def loaded(cls, shell: Any) -> None:
-        """The extension has been loaded in this shell of IPython; there are no ranks yet."""
+    def loaded(cls, shell: Any, undo: ExitStack) -> None:
+        """The extension has been loaded in this shell of IPython; there are no ranks yet.
 
-    @classmethod
-    def unloaded(cls) -> None:
-        """The extension has been unloaded; what ``loaded`` has changed is to be undone."""
+        ``undo`` is closed when it is unloaded there. It enters a `ProcessChange` for what concerns
+        all shells of this process.
+        """
 
     def start_text(self, settings: Mapping[str, str]) -> str:
         """Returns a line for the user when ranks have started; empty for none.
@@ -432,16 +434,38 @@ def register(classes: Sequence[type[NotebookFeature]]) -> None:
     extensions.DISPLAY_OBSERVERS[:] = [o for kind in classes for o in kind.display_observers]
 
 
-def loaded(shell: Any) -> None:
-    """Calls ``loaded`` of the registered features."""
-    for kind in _registered:
-        _call(kind.loaded, shell)
+class ProcessChange(AbstractContextManager[None]):
+    """A change of this process, in place from the first shell that enters until the last has left.
+
+    ``make`` makes it, and adds to the stack that it gets what undoes it.
+    """
+
+    def __init__(self, make: Callable[[ExitStack], object]) -> None:
+        self._make = make
+        self._shells, self._undo = 0, ExitStack()
+
+    def __enter__(self) -> None:
+        if not self._shells:
+            self._make(self._undo)
+        self._shells += 1
+
+    def __exit__(self, *_: object) -> None:
+        self._shells -= 1
+        if not self._shells:
+            self._undo.close()
 
 
-def unloaded() -> None:
-    """Calls ``unloaded`` of the registered features."""
+def loaded(shell: Any, undo: ExitStack) -> None:
+    """Calls ``loaded`` of the registered features; ``undo`` gets what undoes their changes."""
     for kind in _registered:
-        _call(kind.unloaded)
+        own = ExitStack()
+        undo.callback(_call, MethodType(undo_changes, kind), own)
+        _call(kind.loaded, shell, own)
+
+
+def undo_changes(kind: type[NotebookFeature], undo: ExitStack) -> None:
+    # Bound to the feature's class, so that an error names the feature.
+    undo.close()
 
 
 def _call(hook: Callable[..., None], *arguments: Any) -> None:

@@ -89,13 +89,14 @@ class DistributedMagics(Magics):
         """The ranks that nbdistributed's magic has started."""
         self.toggle = EveryCell(shell)
         self.session.which_cells = self.toggle.text
-        self._undo = ExitStack()
-        complete_lines(shell, self._undo)
-        self.hints = Hints(shell, self.session, self.toggle, self._undo)
-        load_once(shell, self._undo)
+        self.undo = ExitStack()
+        """What undoes all changes of this shell."""
+        complete_lines(shell, self.undo)
+        self.hints = Hints(shell, self.session, self.toggle, self.undo)
+        load_once(shell, self.undo)
         kernel = getattr(shell, "kernel", None)
         if kernel is not None:
-            AwaitedMagics(shell, self._undo)
+            AwaitedMagics(shell, self.undo)
 
     @property
     def _comm_manager(self) -> Cluster | None:
@@ -106,7 +107,7 @@ class DistributedMagics(Magics):
     def close(self) -> str:
         """Undoes what it has changed. Returns a line about ranks that have ended with it."""
         self.toggle.off()
-        self._undo.close()
+        self.undo.close()
         return self.session.close()
 
     @cell_magic("distributed")  # type: ignore[arg-type]

@@ -11,11 +11,13 @@ from IPython.core.magic import Magics
 from allranks.cluster import cluster, features
 from allranks.magics.distributed import DistributedMagics
 from allranks.magics.options import parse_command
-from allranks.magics.session import RANKS, RanksProxy
+from allranks.magics.session import RANKS, RanksProxy, Session
 from allranks.records.config import START_WITH
 
 #: `Session.last_size` of the shells that have unloaded the extension, as a reload does.
 _sizes: WeakKeyDictionary[InteractiveShell, int | None] = WeakKeyDictionary()
+#: The sessions of the shells that have loaded the extension.
+_sessions: list[Session] = []
 
 
 def load(shell: InteractiveShell) -> None:
@@ -25,8 +27,9 @@ def load(shell: InteractiveShell) -> None:
     magics = DistributedMagics(shell)
     shell.register_magics(magics)
     magics.session.last_size = _sizes.get(shell)
+    _sessions.append(magics.session)
     cluster.session = magics.session
-    features.loaded(shell)
+    features.loaded(shell, magics.undo)
     # A variable of that name is the user's: keep it.
     shell.user_ns.setdefault(RANKS, RanksProxy(magics.session))
 
@@ -45,8 +48,8 @@ def unload(shell: InteractiveShell) -> None:
     magics = loaded(shell)
     if magics is None:
         return
-    features.unloaded()
-    cluster.session = None
+    _sessions.remove(magics.session)
+    cluster.session = _sessions[-1] if _sessions else None
     if said := magics.close():
         print(said)
     _sizes[shell] = magics.session.last_size

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
-from typing import Any, ClassVar
+from typing import Any
 
 from allranks.cluster.features import NotebookFeature
 
@@ -11,13 +11,11 @@ from allranks.cluster.features import NotebookFeature
 class BusyKernel(NotebookFeature):
     """Changes the kernel of a notebook, as long as the extension is loaded."""
 
-    _undo: ClassVar = ExitStack()
-
     @classmethod
-    def loaded(cls, shell: Any) -> None:
+    def loaded(cls, shell: Any, undo: ExitStack) -> None:
         kernel = getattr(shell, "kernel", None)
         if kernel is None:
-            return  # a terminal
+            return  # a terminal, or a shell within that of a kernel
         # Here: scripts need no shell.
         from allranks.features.busy_kernel.answers import (
             AnsweredWhileBusy,
@@ -25,12 +23,8 @@ class BusyKernel(NotebookFeature):
             CellReplies,
         )
 
-        CellReplies(kernel, cls._undo)
-        AnsweredWhileBusy(kernel, cls._undo, BusyStatus(kernel, cls._undo))
-
-    @classmethod
-    def unloaded(cls) -> None:
-        cls._undo.close()
+        CellReplies(kernel, undo)
+        AnsweredWhileBusy(kernel, undo, BusyStatus(kernel, undo))
 
 
 FEATURE = BusyKernel

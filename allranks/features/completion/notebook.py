@@ -43,22 +43,16 @@ class NameCompletion(AskingFeature):
         ),
     )
 
-    _undo = ExitStack()
-
     def __init__(self) -> None:
         super().__init__()
         self._chosen = 0
 
     @classmethod
-    def loaded(cls, shell: InteractiveShell) -> None:
+    def loaded(cls, shell: InteractiveShell, undo: ExitStack) -> None:
         # Here: scripts need no magics.
         from allranks.features.completion.names import RankNames
 
-        RankNames(shell, cls._undo)
-
-    @classmethod
-    def unloaded(cls) -> None:
-        cls._undo.close()
+        RankNames(shell, undo)
 
     def started(self, cluster: ClusterContext) -> None:
         super().started(cluster)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from functools import partial
 from typing import Any, ClassVar
 
@@ -29,7 +30,7 @@ class NotebookDebugger(NotebookFeature):
         self.ranks: DebuggedRanks | None = None
 
     @classmethod
-    def loaded(cls, shell: InteractiveShell) -> None:
+    def loaded(cls, shell: InteractiveShell, undo: ExitStack) -> None:
         kernel: Any = getattr(shell, "kernel", None)
         if cls.session is None and getattr(kernel, "debugger", None) is not None:
             attached = partial(setattr, cls, "in_cells")

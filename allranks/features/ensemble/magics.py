@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Coroutine, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from IPython.core.interactiveshell import InteractiveShell
 from IPython.core.magic import Magics, cell_magic, magics_class
 
+from allranks.cluster.features import ProcessChange
 from allranks.cluster.options import below_magic, check_source, explain_syntax
 from allranks.errors import InvalidCell, UsageError
 from allranks.features.ensemble.early import Early
@@ -33,16 +34,20 @@ def options_parser() -> Parser:
     return parser
 
 
-def load(shell: InteractiveShell) -> None:
+def load(shell: InteractiveShell, undo: ExitStack) -> None:
     """Adds ``%%ensemble``, and the completion of its options."""
     if (magics := extension.loaded(shell)) is not None:
         shell.register_magics(EnsembleMagics(shell, magics.session))
-        CELL_MAGICS[_NAME] = options_parser
+        undo.callback(extension.take_away, shell, EnsembleMagics)
+        undo.enter_context(_OPTIONS)
 
 
-def unload(shell: InteractiveShell) -> None:
-    if CELL_MAGICS.pop(_NAME, None) is not None:
-        extension.take_away(shell, EnsembleMagics)
+def _complete_options(undo: ExitStack) -> None:
+    CELL_MAGICS[_NAME] = options_parser
+    undo.callback(CELL_MAGICS.pop, _NAME)
+
+
+_OPTIONS = ProcessChange(_complete_options)
 
 
 @magics_class

@@ -14,19 +14,13 @@ class Ensembles(NotebookFeature):
     """Adds the magic to a notebook, and runs the items of ``map`` on the ranks."""
 
     commands = frozenset({"map"})
-    _undo = ExitStack()
 
     @classmethod
-    def loaded(cls, shell: InteractiveShell) -> None:
+    def loaded(cls, shell: InteractiveShell, undo: ExitStack) -> None:
         # Here: scripts need no magic.
         from allranks.features.ensemble import magics
 
-        magics.load(shell)
-        cls._undo.callback(magics.unload, shell)
-
-    @classmethod
-    def unloaded(cls) -> None:
-        cls._undo.close()
+        magics.load(shell, undo)
 
     def command(self, name: str, *arguments: Any) -> Any:
         # Imported at the first use: a script may not need it.

@@ -2,26 +2,29 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
+
 from IPython.core.interactiveshell import InteractiveShell
 
-from allranks.cluster.features import NotebookFeature
+from allranks.cluster.features import NotebookFeature, ProcessChange
+
+
+def _install(undo: ExitStack) -> None:
+    # Here: its import alone replaces the name, which a script without the extension keeps.
+    from allranks.horovod import alias
+
+    alias.install(in_notebook=True)
+    undo.callback(alias.uninstall)
 
 
 class NotebookAlias(NotebookFeature):
     """Lets ``import horovod`` find allranks as long as the extension is loaded."""
 
-    @classmethod
-    def loaded(cls, shell: InteractiveShell) -> None:
-        # Here: its import alone replaces the name, which a script without the extension keeps.
-        from allranks.horovod import alias
-
-        alias.install(in_notebook=True)
+    _alias = ProcessChange(_install)
 
     @classmethod
-    def unloaded(cls) -> None:
-        from allranks.horovod import alias
-
-        alias.uninstall()
+    def loaded(cls, shell: InteractiveShell, undo: ExitStack) -> None:
+        undo.enter_context(cls._alias)
 
 
 FEATURE = NotebookAlias

@@ -21,7 +21,7 @@ from IPython.paths import get_ipython_dir
 
 from allranks.cluster import cluster
 from allranks.cluster.cluster import Cluster
-from allranks.cluster.features import CellContext, ClusterContext, NotebookFeature
+from allranks.cluster.features import CellContext, ClusterContext, NotebookFeature, ProcessChange
 from allranks.cluster.function_sources import add_sources
 from allranks.cluster.ipython_profile import profile_folder
 from allranks.cluster.state import ClusterState
@@ -439,7 +439,7 @@ class NotebookClients(NotebookFeature):
 
     commands = frozenset({"client", "connection_information", "keep_output", *_HELD_CELLS})
     arriving: tuple[type[Record], ...] = ()
-    _undo = ExitStack()
+    _patch = ProcessChange(ClientPatch)
     _keep_output: Callable[[Record], object]
 
     def started(self, cluster: ClusterContext) -> None:
@@ -473,19 +473,15 @@ class NotebookClients(NotebookFeature):
             cell.poll(_HeldCell(cell, self._roster).look)
 
     @classmethod
-    def loaded(cls, shell: InteractiveShell) -> None:
+    def loaded(cls, shell: InteractiveShell, undo: ExitStack) -> None:
         # Here: scripts need no magics.
         from allranks.features.ipyparallel import px_magics
 
         px_magics.hint(shell)
-        cls._undo.callback(px_magics.unload, shell)
-        ClientPatch(cls._undo)
+        undo.callback(px_magics.unload, shell)
+        undo.enter_context(cls._patch)
         shell.events.register("post_run_cell", _replace_dead)
-        cls._undo.callback(shell.events.unregister, "post_run_cell", _replace_dead)
-
-    @classmethod
-    def unloaded(cls) -> None:
-        cls._undo.close()
+        undo.callback(shell.events.unregister, "post_run_cell", _replace_dead)
 
 
 def _replace_dead(_result: object) -> None:

@@ -10,18 +10,19 @@ from __future__ import annotations
 
 import threading
 import time
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from allranks.cluster.features import NotebookFeature
+from allranks.cluster.features import NotebookFeature, ProcessChange
 from allranks.widgets.displays import ShownValue, make_widget
 from allranks.widgets.extensions import DisplayObserver
 from allranks.widgets.text import Data, of_this_process
 
 if TYPE_CHECKING:
-    from IPython.core.interactiveshell import ExecutionResult
+    from IPython.core.interactiveshell import ExecutionResult, InteractiveShell
 
 _SCRIPT = Path(__file__).parent / "output_replay.js"
 #: A page is hardly closed and opened during a shorter cell.
@@ -154,15 +155,18 @@ class OutputReplay(DisplayObserver):
                     del self._cells[name]
 
 
+_REPLAY = OutputReplay()
+
+
 class KeepsDisplays(NotebookFeature):
     """Keeps what the pages of this kernel may have missed."""
 
-    _replay = OutputReplay()
-    display_observers = (_replay,)
+    display_observers = (_REPLAY,)
+    _kept = ProcessChange(lambda undo: undo.callback(_REPLAY.close))
 
     @classmethod
-    def unloaded(cls) -> None:
-        cls._replay.close()
+    def loaded(cls, shell: InteractiveShell, undo: ExitStack) -> None:
+        undo.enter_context(cls._kept)
 
 
 FEATURE = KeepsDisplays

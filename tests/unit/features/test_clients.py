@@ -506,9 +506,11 @@ def test_without_the_extension_ipyparallels_client_is_its_own():
         register=lambda *call: calls.append(call), unregister=lambda *call: calls.remove(call)
     )
     magics = SimpleNamespace(registry={})
-    NotebookClients.loaded(SimpleNamespace(magics_manager=magics, events=events))
-    assert Client.__init__ is not plain
-    NotebookClients.unloaded()
+    with ExitStack() as undo:
+        NotebookClients.loaded(SimpleNamespace(magics_manager=magics, events=events), undo)
+        assert Client.__init__ is not plain
+        assert calls
+    assert calls == []
     assert Client.__init__ is plain
 
 

@@ -49,9 +49,11 @@ def test_the_line_about_the_end_of_the_extension_is_there_only_if_ranks_ran(monk
 
 
 def test_the_user_reads_which_ranks_have_ended_with_the_extension(monkeypatch, capsys):
+    monkeypatch.setattr("allranks.magics.session.Cluster", StartedCluster)
     shell = InteractiveShell()
     load(shell)
-    monkeypatch.setattr(loaded(shell), "close", lambda: "The ranks are stopped.")
+    loaded(shell).session.cluster()
+    capsys.readouterr()
     unload(shell)
     assert capsys.readouterr().out == "The ranks are stopped.\n"
 
