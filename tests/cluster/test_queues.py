@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from allranks import Cluster
+from allranks import Cluster, __version__
 from allranks.cluster.connection import Connection
 from allranks.cluster.features import NotebookHooks
 from allranks.cluster.launchers import batch, pbs_lsf, slurm
@@ -62,6 +62,27 @@ def test_a_job_that_is_cancelled_while_it_waits_is_waited_for_no_longer(job, com
         put(commands, name, f"cat <<'.'\n{said}.")
     with pytest.raises(StartFailed, match=f"expected {job.system} job 7 to run, found that it "):
         job.hosts()
+
+
+@pytest.mark.parametrize("ended", [True, False])
+def test_a_job_whose_hosts_have_another_allranks_is_given_up_and_says_what_to_install(
+    job, commands, tmp_path, ended
+):
+    put(commands, "squeue", "echo 'RUNNING|None|N/A|main|h1'")
+    put(commands, "scontrol", "echo h1")
+    put(commands, "qstat", """echo '{"Jobs": {"7": {"job_state": "R", "exec_host": "h1/0*2"}}}'""")
+    put(commands, "bjobs", "echo 'RUN|normal|2*h1|-|-'")
+    assert [host.name for host in job.hosts()] == ["h1"]
+    (tmp_path / "output").write_text("/bin/python: No module named allranks.relay\n")
+    for name, said in TOLD.items() if ended else ():
+        put(commands, name, f"cat <<'.'\n{said}.")
+    job._next_poll = 0.0
+    with pytest.raises(StartFailed) as failed:
+        job.hosts()
+    assert str(failed.value).endswith(
+        "No module named allranks.relay\n"
+        f"A host has another allranks; the notebook has {__version__}. Install this there"
+    )
 
 
 def test_a_job_that_the_queue_has_forgotten_is_given_up_and_named(job, monkeypatch):

@@ -20,7 +20,7 @@ from typing import ClassVar, NoReturn
 
 from allranks import python_path
 from allranks.cluster.cleanup import CleanupProcess
-from allranks.cluster.launchers.job import Host, Job, last_lines
+from allranks.cluster.launchers.job import Host, Job, last_lines, other_version
 from allranks.cluster.launchers.launcher import check_size
 from allranks.errors import MissingDependency, StartFailed, UsageError
 from allranks.records.config import Invitation
@@ -198,6 +198,9 @@ class BatchJob(Job):
             if found is not None:
                 names, self._waits = found
                 self._hosts = [Host(name, self._ranks) for name in names]
+            # The job runs on where other hosts have this version.
+            if self._hosts and other_version(self._written(), ""):
+                raise self.refused("cannot start the ranks of a host")
         return self._hosts
 
     def _check_known(self, known: bool) -> None:
@@ -228,12 +231,17 @@ class BatchJob(Job):
 
     def refused(self, what: str) -> StartFailed:
         """Returns the error for a job that has ended, with the last lines of its output."""
-        said = ""
-        with suppress(OSError), open(self._output, errors="replace") as log:
-            said = "\n" + last_lines(log.read())
+        text = self._written()
+        lines = f"\n{last_lines(text)}{other_version(text, 'A host has')}".rstrip()
         return StartFailed(
-            f"expected {self.system} job {self.number} to run, found that it {what}.{said.rstrip()}"
+            f"expected {self.system} job {self.number} to run, found that it {what}.{lines}"
         )
+
+    def _written(self) -> str:
+        """Returns the job's output as far as it is there: some systems copy it at the end."""
+        with suppress(OSError), open(self._output, errors="replace") as log:
+            return log.read()
+        return ""
 
     def close(self) -> None:
         """Cancels the job unless it has ended by itself."""

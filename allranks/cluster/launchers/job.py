@@ -188,6 +188,15 @@ def last_lines(text: str) -> str:
     return "\n".join(text.strip().splitlines()[-_SHOWN_LINES:])
 
 
+def other_version(text: str, who_has: str) -> str:
+    """Returns a line about a host whose allranks has no `RELAY`, if its ``text`` shows that; else
+    "": the relay itself reports the version of its host.
+    """
+    if f"No module named {RELAY[-1]}" not in text:
+        return ""
+    return f"\n{who_has} another allranks; the notebook has {version()}. Install this there"
+
+
 def watch_command(
     program: str, started: subprocess.Popen[bytes], hosts: Sequence[Host], tell: Tell
 ) -> None:
@@ -198,10 +207,7 @@ def watch_command(
         with started.stderr as written:
             text = written.read().decode("utf-8", "replace")
         code = started.wait()
-        lines = last_lines(text)
-        if f"No module named {RELAY[-1]}" in text:
-            # The relay reports a host's version, but that one has another program.
-            lines += f"\nIt has another allranks; the notebook has {version()}. Install this there"
+        lines = last_lines(text) + other_version(text, "It has")
         what = f"was lost: {program} ended with exit code {code}"
         for host in hosts:
             tell(host.name, f"{what}: {lines}" if lines else what)

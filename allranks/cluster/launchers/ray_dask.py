@@ -23,7 +23,7 @@ from allranks.cluster.launchers import actors
 from allranks.cluster.launchers.actors import ActorNode, Order
 from allranks.cluster.launchers.addresses import address_towards
 from allranks.cluster.launchers.batch import parse_batch
-from allranks.cluster.launchers.job import RELAY, Host, Job, Tell, last_lines
+from allranks.cluster.launchers.job import RELAY, Host, Job, Tell, last_lines, other_version
 from allranks.cluster.launchers.launcher import MultiHostLauncher
 from allranks.errors import MissingDependency, StartFailed, UsageError
 from allranks.records import limits
@@ -235,7 +235,9 @@ class ActorJob(Job):
             if hosts := fields.get("hosts"):
                 self._hosts = [Host(name, ranks) for name, ranks in hosts]
             elif ended := fields.get("ended"):
-                self._tell(ended[0], f"was lost by {self._system}: {ended[1]}")
+                host, why = ended
+                why += other_version(why, "It has")
+                self._tell(host, f"was lost by {self._system}: {why}")
             self._waits = fields.get("waits", "")
             self._problem = fields.get("failed", self._problem)
         self._problem = self._problem or self._connection.last_lines() or "no answer"

@@ -3,13 +3,16 @@
 import io
 import json
 import sys
+from queue import SimpleQueue
 from types import SimpleNamespace
 
 import pytest
 
+from allranks import __version__
 from allranks.cluster import launchers
 from allranks.cluster.launchers import actors, ray_dask
-from allranks.cluster.launchers.actors import ActorNode, DaskActors
+from allranks.cluster.launchers.actors import ActorNode, DaskActors, Order
+from allranks.cluster.launchers.ray_dask import ActorJob
 from allranks.errors import UsageError
 
 NODES = [ActorNode("h1", "10.0.0.1", 4, 2), ActorNode("h2", "10.0.0.2", 2)]
@@ -56,6 +59,20 @@ def test_what_the_nodes_lack_is_said(size, on, said):
     with pytest.raises(UsageError) as raised:
         size(on)
     assert said in str(raised.value)
+
+
+def test_a_node_whose_allranks_has_another_relay_is_named_with_what_to_install():
+    ended = {"ended": ["h1", "exit code 1\n/bin/python: No module named allranks.relay"]}
+    connection = SimpleNamespace(
+        lines=lambda: iter([ended]), send=lambda order: None, last_lines=str
+    )
+    ends = SimpleQueue()
+    ActorJob(connection, Order((2,), 0, (), {}), lambda *end: ends.put(end), "Dask")
+    host, why = ends.get(timeout=60)
+    assert (host, why.splitlines()[-1]) == (
+        "h1",
+        f"It has another allranks; the notebook has {__version__}. Install this there",
+    )
 
 
 class LostActor:
