@@ -7,6 +7,7 @@ import pytest
 from IPython.core.completer import provisionalcompleter
 from IPython.core.interactiveshell import InteractiveShell
 
+from allranks.cluster import features
 from allranks.cluster.cluster import Cluster
 from allranks.cluster.failures import ProcessExit
 from allranks.cluster.features import NotebookHooks
@@ -48,6 +49,12 @@ def test_the_line_about_the_end_of_the_extension_is_there_only_if_ranks_ran(monk
     assert session.close() == ""
 
 
+@pytest.fixture
+def no_features(monkeypatch):
+    monkeypatch.setattr(features, "_registered", [])
+
+
+@pytest.mark.usefixtures("no_features")
 def test_the_user_reads_which_ranks_have_ended_with_the_extension(monkeypatch, capsys):
     monkeypatch.setattr("allranks.magics.session.Cluster", StartedCluster)
     shell = InteractiveShell()
@@ -81,6 +88,7 @@ def test_after_a_stop_as_many_ranks_start_as_before_and_the_line_says_so(monkeyp
     assert started() == (4, True)
 
 
+@pytest.mark.usefixtures("no_features")
 def test_after_a_reload_of_the_extension_as_many_ranks_start_as_before(monkeypatch, capsys):
     monkeypatch.setattr("allranks.magics.session.Cluster", StartedCluster)
     shell = InteractiveShell()
