@@ -308,6 +308,7 @@ class World(RankState):
             if outer is not None or self._paused:
                 self._check_nested(call)
                 if self._must_wait(call):
+                    self._check_advanced(call)
                     self._check_threads(call)
                     return self._in_turn(call, self.run, call, move, source, reduction, out)
             if self.dirty or self.pending:
@@ -361,8 +362,8 @@ class World(RankState):
             self._queued.append(call)
             with self.lock:
                 while self._must_wait(call):
-                    with deferred():
-                        self._turns.wait(_TURN_SECONDS)  # without the lock
+                    self._check_advanced(call)
+                    self._let_go(self.within)  # that of a function for a signal waits too
                 self._queued.remove(call)
                 waits = False  # a handle may be there once more, for a wait around this one
                 return act(*arguments)
@@ -380,20 +381,29 @@ class World(RankState):
         # Not a generator: Python drops an interrupt that comes while it ends one.
         if not all(map(partial(_excludes, call), self._queued)):
             self.watch.rest()
-            paused = _Paused(call, self.within, get_ident())
             try:
                 self._queued.append(call)
-                with deferred():  # an interrupt would come between two steps without the lock
-                    self._paused.append(paused)
-                    self.within = None
-                    try:
-                        self._turns.wait(_TURN_SECONDS)  # without the lock
-                    finally:  # also where a function for another signal raises
-                        self._paused.remove(paused)
-                        self.within = paused.within
+                self._let_go(call)
             finally:
                 self._queued.remove(call)
         self.watch.attend(self._queued_and_left() or call, waited)
+
+    def _let_go(self, awaited: Call | None) -> None:
+        """Gives the lock to other threads for a moment; ``awaited`` must end before theirs of its
+        group begin.
+        """
+        paused = _Paused(awaited, self.within, get_ident()) if awaited is not None else None
+        with deferred():  # an interrupt would come between two steps without the lock
+            try:
+                if paused is not None:
+                    self._paused.append(paused)
+                    self.within = None
+                self._turns.wait(_TURN_SECONDS)  # without the lock
+            finally:  # also where a function for another signal raises
+                # In this order: such a function may come in between.
+                if paused is not None:
+                    self.within = paused.within
+                    self._paused.remove(paused)
 
     def _queued_and_left(self) -> Call | None:
         """A queued call that a rank has left: the GPU ends neither it nor what is behind it."""
@@ -437,7 +447,8 @@ class World(RankState):
     def makes_call(self) -> bool:
         """Whether a thread of this rank is within a call, except of a handle. For any thread."""
         calls = [self.within, *(one.within for one in list(self._paused))]
-        return any(call is not None for call in calls)
+        # Once more, as the thread of a paused one may have gone on between the two reads.
+        return any(call is not None for call in (*calls, self.within))
 
     def _check_advanced(self, call: Call) -> None:
         """Raises for a call that would wait for steps of posted calls, within such a step."""
@@ -547,7 +558,19 @@ class World(RankState):
             self.progress()
 
     def poll(self, call: Call) -> None:
-        self._in_turn(call, self._poll, call)
+        """Advances posted calls, unless another thread waits, which then advances them."""
+        (acquired,) = map(self.lock.acquire, _AT_ONCE)
+        if acquired:
+            try:
+                self._poll(call)
+            finally:
+                self.lock.release()
+        elif (
+            self.within is not None  # a call that its thread may advance alone
+            and not _same_order(call, self.within)
+            and not self._must_wait(call)
+        ):
+            self._in_turn(call, self._poll, call)
 
     def _poll(self, call: Call) -> None:
         self.check_clean(call)
@@ -632,6 +655,7 @@ class World(RankState):
 
     def _settle(self, call: Call) -> None:
         self.check_clean(call)
+        self._check_advanced(call)
         self._among_others(call, self._until_settled(call))
 
     def _until_settled(self, call: Call) -> Steps[None]:

@@ -651,6 +651,58 @@ def test_a_function_for_a_signal_may_look_at_a_handle_at_any_moment():
     next_cell_works()
 
 
+def test_a_poll_does_not_wait_for_a_thread_that_waits_for_its_handle():
+    def body():
+        if c.rank() == 1:
+            c.recv(0)
+        handle = c.allreduce_async(X, c.Sum)
+        if c.rank() == 0:
+            thread = threading.Thread(target=handle.synchronize)
+            thread.start()
+            until(lambda: c.activity() != "")
+            for _ in range(100):
+                assert not handle.poll()
+            c.send(X, 1)
+            thread.join()
+        assert handle.synchronize()[0] == c.size()
+
+    assert in_a_cell(body) is None
+    next_cell_works()
+
+
+def test_a_call_that_waits_within_another_one_keeps_the_place_of_that():
+    others = c.comm.Dup()
+
+    def call_within(*_):
+        c.send(X, 1)
+        assert others.allreduce(2) == 2 * c.size()  # behind that of the thread
+
+    def in_thread():
+        assert others.allreduce(1) == c.size()
+        assert c.allreduce(2 * X, c.Sum)[0] == 2 * c.size()  # behind that of the main thread
+
+    def body():
+        if c.rank() > 0:
+            if c.rank() == 1:
+                c.recv(0)
+            assert others.allreduce(1) == c.size()
+            assert others.allreduce(2) == 2 * c.size()
+            assert c.allreduce(X, c.Sum)[0] == c.size()
+            assert c.allreduce(2 * X, c.Sum)[0] == 2 * c.size()
+            return
+        thread = threading.Thread(target=in_thread)
+        thread.start()
+        until(lambda: c.activity() != "")
+        with timer(call_within, 0.05 + 0.02 * np.random.default_rng().random(), again=False):
+            assert c.allreduce(X, c.Sum)[0] == c.size()
+        thread.join()
+
+    for _ in range(4 * TIMES):
+        assert in_a_cell(body) is None
+    others.Free()
+    next_cell_works()
+
+
 def test_a_handle_left_behind_ends_the_epoch():
     before = c.epoch()
     handles: list[c.Handle] = []

@@ -389,7 +389,7 @@ def test_a_line_that_gets_from_a_queue_waits_for_data():
 
 
 def test_what_fills_a_queue_may_compute(monkeypatch):
-    monkeypatch.setattr(world, "current", lambda: SimpleNamespace(within=None))
+    monkeypatch.setattr(world, "current", lambda: SimpleNamespace(makes_call=False))
     items: queue.Queue[Doing] = queue.Queue()
 
     def put() -> None:
