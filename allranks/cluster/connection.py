@@ -533,7 +533,9 @@ class Connection:
         `NotebookFeature`.
         """
         if self.hooks.holds_cells:
-            self.hooks.command("await_clients", self, ranks, tell)
+            name = "await_clients"
+            # Not by `command`: what views and other features raise meanwhile is not this one's.
+            self.hooks.commands[name](name, self, ranks, tell)
 
     def interrupt_clients(self) -> bool:
         """Interrupts what ranks do for clients of any notebook, while no cell runs; returns whether

@@ -194,7 +194,8 @@ class CellOption:
     """An option ``--name`` that a feature adds to ``%%distributed``.
 
     A cell with it is run by the feature's ``command``, not by the ranks. With ``prepares``, ranks
-    run it after ``command(options)``, a dictionary of those of its options that were given.
+    run it: ``command(options)``, with a dictionary of those of its options that were given, refuses
+    wrong ones before ranks are started, and returns a function that prepares the next cell.
     ``arguments`` are those of argparse's ``add_argument``.
     """
 

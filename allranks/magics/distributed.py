@@ -236,11 +236,13 @@ class DistributedMagics(Magics):
     def _submit_to_ranks(
         self, options: CellOptions, text: str, number: int
     ) -> tuple[Cluster, CellRun]:
+        hooks, asked = self.session.hooks, by_command(options.for_preparing())
+        # Wrong options start no ranks, which may wait in a queue.
+        prepare = [hooks.command(command, one) for command, one in asked.items()]
         cluster = self.session.cluster(options.cluster)
         chosen = chosen_ranks(options, cluster.size)
-        # Of this cell only: nothing before it may fail any more.
-        for command, asked in by_command(options.for_preparing()).items():
-            self.session.hooks.command(command, asked)
+        # Not earlier: without ranks, the next cell would be prepared.
+        hooks.call_each(prepare)
         view = cell_view(
             options.view,
             [*map(cluster.roster.hellos.__getitem__, chosen)],

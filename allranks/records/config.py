@@ -236,8 +236,8 @@ _UNITS = {"": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 
 def size_text(nbytes: float) -> str:
     """Returns a size, as ``4 MB``, in powers of ten."""
-    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if nbytes >= size:
+    for unit, size in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if nbytes >= 0.9995 * size:  # never as 1e+03 of the smaller unit
             return f"{nbytes / size:.3g} {unit}"
     return f"{nbytes:.0f} B"
 

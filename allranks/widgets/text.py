@@ -254,8 +254,8 @@ def _lines_of_values(lines: Sequence[Line]) -> dict[int, int]:
 def _merged_and_folded(lines: Mapping[int, Sequence[Line]]) -> list[Row]:
     texts = [line.text for some in lines.values() for line in some]
     for folder in [*LINE_FOLDERS]:
-        if any(mark in text for mark in folder.marks for text in texts):
-            with leaving_out(LINE_FOLDERS, folder, folder.folded):
+        with leaving_out(LINE_FOLDERS, folder, folder.folded):  # also where its marks are no texts
+            if any(mark in text for mark in folder.marks for text in texts):
                 return _folded(lines, folder)
     return _merged(lines)
 

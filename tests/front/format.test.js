@@ -30,7 +30,7 @@ test("durations of one column have the unit of the longest", () => {
 });
 
 test("sizes are powers of a thousand", () => {
-  assert.deepEqual([999, 4e6, 1.5e9].map(formatBytes), ["999 B", "4 MB", "1.5 GB"]);
+  assert.deepEqual([999, 4e6, 1.5e9, 2.16e12].map(formatBytes), ["999 B", "4 MB", "1.5 GB", "2.16 TB"]);
   assert.deepEqual([null, 0.5].map(formatBandwidth), ["n/a", "500 MB/s"]);
 });
 

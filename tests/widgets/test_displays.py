@@ -158,11 +158,26 @@ class Fails(DisplayFolder, DisplayObserver, LineFolder):
         raise ValueError("no text")
 
 
-@pytest.fixture(params=["LINE_FOLDERS", "DISPLAY_FOLDERS", "DISPLAY_OBSERVERS"])
+class WrongMarks(LineFolder):
+    """Its marks are no texts."""
+
+    marks = None  # type: ignore[assignment]
+
+
+@pytest.fixture(
+    params=[
+        ("LINE_FOLDERS", Fails()),
+        ("LINE_FOLDERS", WrongMarks()),
+        ("DISPLAY_FOLDERS", Fails),
+        ("DISPLAY_OBSERVERS", Fails()),
+    ],
+    ids=["lines", "marks", "displays", "observers"],
+)
 def _failing_part(request: pytest.FixtureRequest) -> Iterator[None]:
-    parts = getattr(extensions, request.param)
+    name, part = request.param
+    parts = getattr(extensions, name)
     kept = [*parts]
-    parts[:] = [Fails if request.param == "DISPLAY_FOLDERS" else Fails()]
+    parts[:] = [part]
     yield
     parts[:] = kept
 

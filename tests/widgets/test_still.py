@@ -166,6 +166,8 @@ def test_peaks_survive_thinning():
         (seconds(0.00123), "1.23 ms"),
         (seconds(0), "0 µs"),
         (size_text(4_000_000), "4 MB"),
+        (size_text(2_160_000_000_000), "2.16 TB"),
+        (size_text(999_800_000_000), "1 TB"),
         (gbps(None), "n/a"),
         (gbps(0.5), "500 MB/s"),
     ],

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from allranks.cluster.features import CellContext, NotebookFeature
@@ -132,7 +133,7 @@ class NotebookProfile(NotebookFeature):
         ``profile`` takes the seconds, a file or None, and optionally a function that shows the
         profiles. It returns whether the running cell is profiled, or the next one.
 
-        ``profile_cell`` takes the options of the cell that comes next.
+        ``profile_cell`` takes the options of a cell, and returns what has the next cell profiled.
 
         ``profile_in_panel`` takes a function, which gets the picture, or None where no rank has
         samples, and a line for the panel. It returns such a line.
@@ -153,11 +154,11 @@ class NotebookProfile(NotebookFeature):
         )
         return _BEGUN
 
-    def _profile_next(self, options: dict[str, Any]) -> None:
+    def _profile_next(self, options: dict[str, Any]) -> Callable[[], object]:
         save = options.get("save")
         if not options.get("profile"):
             raise UsageError(f"--save needs --profile. Type: --profile --save {save}")
-        self._add(Profiling(_showing(save)))
+        return partial(self._add, Profiling(_showing(save)))
 
     def _profile(
         self, options: dict[str, Any], take: Callable[[list[Profile]], object] | None = None

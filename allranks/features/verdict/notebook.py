@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import time
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 from allranks.cluster.features import CellContext, ClusterContext, NotebookFeature
@@ -228,16 +228,14 @@ class NotebookVerdict(NotebookFeature):
             del self._cells[old]
 
     def command(self, name: str, *arguments: Any) -> Any:
-        """``why`` takes words, and returns a text. ``check`` takes the option of that name, for the
-        next cell. ``verdict`` takes the number of a cell, and returns the lines of its causes.
-        ``members`` returns what looks at the values that members of an ensemble log, None if
-        nothing is judged.
+        """``why`` takes words, and returns a text. ``check`` takes the option of that name, and
+        returns what has the next cell checked. ``verdict`` takes the number of a cell, and returns
+        the lines of its causes. ``members`` returns what looks at the values that members of an
+        ensemble log, None if nothing is judged.
         """
         if name == "check":
             (asked,) = arguments
-            self._check = asked["check"]
-            self._await_cell()
-            return None
+            return partial(self._check_next, asked["check"])
         if name == "members":
             return NotNumbers() if not self._is_off else None
         if name == "verdict":
@@ -259,6 +257,10 @@ class NotebookVerdict(NotebookFeature):
         if len(cells) == 1:
             return explain(cells[0])
         return f"{compare(*cells)}\n\n{explain(cells[0])}\n\n{explain(cells[1])}"
+
+    def _check_next(self, what: str) -> None:
+        self._check = what
+        self._await_cell()
 
     def _find(self, word: str) -> CellParts:
         number = next(reversed(self._cells), None) if not word else None

@@ -55,12 +55,12 @@ export function formatSecondsLike(value, most) {
 }
 
 /** @type {[string, number][]} */
-const SIZES = [["GB", 1e9], ["MB", 1e6], ["kB", 1e3]];
+const SIZES = [["TB", 1e12], ["GB", 1e9], ["MB", 1e6], ["kB", 1e3]];
 
 /** @param {number} value */
 export function formatBytes(value) {
   for (const [unit, size] of SIZES) {
-    if (value >= size) return `${Number((value / size).toPrecision(3))} ${unit}`;
+    if (value >= 0.9995 * size) return `${Number((value / size).toPrecision(3))} ${unit}`;
   }
   return `${Math.round(value)} B`;
 }

@@ -4,10 +4,13 @@ from types import SimpleNamespace
 
 import pytest
 
+from allranks.cluster.connection import Connection
+from allranks.cluster.features import NotebookHooks
 from allranks.cluster.sockets import EventQueue
 from allranks.cluster.state import ClusterState
 from allranks.features.ipyparallel import client_requests, held_cells
 from allranks.features.ipyparallel.held_cells import ended_text, held_text
+from allranks.features.ipyparallel.notebook import NotebookClients
 from allranks.records.ranks import BETWEEN, IDLE, Activity
 
 HELD = {
@@ -88,6 +91,18 @@ def test_a_cell_behind_a_request_shows_what_its_ranks_say_meanwhile(monkeypatch)
     held_cells.await_clients(Ranks(), (0,), told.append)
     first = f"rank 0 must first answer {_REQUEST}; interrupt to end both"
     assert told == [first, "said by a", "said by a"]
+
+
+def test_an_error_of_a_view_during_the_wait_is_not_one_of_the_feature(monkeypatch):
+    monkeypatch.setattr(NotebookClients, "holds_cells", True)
+    monkeypatch.setattr(client_requests, "given_up", lambda engines: set())
+    monkeypatch.setattr(client_requests, "unanswered", lambda _: unanswered_by("a"))
+    monkeypatch.setattr(client_requests, "call_when_answered", lambda engines, call: None)
+    ranks = Ranks()
+    ranks.hooks = NotebookHooks([NotebookClients])
+    monkeypatch.setattr(ranks, "step", lambda _: {}["of a view"])
+    with pytest.raises(KeyError, match="of a view"):
+        Connection.await_clients(ranks, (0,), print)
 
 
 @pytest.fixture

@@ -5,8 +5,10 @@ from types import SimpleNamespace
 import pytest
 
 from allranks.cluster import options
-from allranks.errors import UsageError
+from allranks.cluster.features import NotebookHooks
+from allranks.errors import StartFailed, UsageError
 from allranks.features.profile.notebook import NotebookProfile
+from allranks.magics.distributed import DistributedMagics
 from allranks.magics.options import by_command, cell_parser, parse_cell, parse_command
 
 
@@ -39,6 +41,31 @@ def test_a_profile_of_a_cell_that_ranks_do_not_run_is_refused(monkeypatch):
 def test_a_file_without_a_profile_is_refused():
     with pytest.raises(UsageError, match=r"--save needs --profile\. Type: --profile --save a\.svg"):
         NotebookProfile().command("profile_cell", {"save": "a.svg"})
+
+
+def submitted(line, cluster):
+    """Submits a cell with these options where ``cluster`` starts its ranks; returns the feature."""
+    hooks = NotebookHooks([NotebookProfile])
+    magics = SimpleNamespace(session=SimpleNamespace(hooks=hooks, cluster=cluster))
+    (feature,) = hooks.features
+    try:
+        DistributedMagics._submit_to_ranks(magics, parse_cell(line), "pass", 1)
+    except StartFailed:
+        return feature
+
+
+def test_a_wrong_option_starts_no_ranks():
+    started = []
+    with pytest.raises(UsageError, match="--save needs --profile"):
+        submitted("--save a.svg", started.append)
+    assert started == []
+
+
+def test_a_profile_ends_with_the_start_of_the_ranks_if_that_fails():
+    def fail(_options):
+        raise StartFailed("no ranks")
+
+    assert not submitted("--profile", fail).in_cells
 
 
 def test_the_command_takes_seconds_and_a_file():
