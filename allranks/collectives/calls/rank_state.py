@@ -48,8 +48,7 @@ PORTS, REQUEST, RENEWING, OTHER_TAG, WANTED_TAG, RENEWALS = range(24, 30)
 failed there, or was not run, as `RankState.request` has it; the epoch + 1 from which the rank waits
 for the next one. Of a receive that waits: the source, + 1, and in the lower 32 bits the tag of a
 message with another tag that has come, and the tag for which it waits. How often the rank has begun
-to make the communicator of a next epoch, times 2, and 1 more once it has done its part in the last
-one."""
+to make the communicator of a next epoch, times 2, and 1 more once it has ended the last one."""
 ENDED_PARTS = range(32, 48)
 """The `RankState.part` of the last blocking call of each client whose request has ended there, the
 newest first. More clients than words do not block at the same time."""

@@ -376,8 +376,11 @@ class Epochs:
                 except StopIteration as end:
                     self._renewing = None
                     fresh, begun = end.value
+                    # Also one that is not the last: other ranks may have begun this epoch, and make
+                    # the communicators of its groups together with this one.
+                    self._begin(fresh, begun)
                     continue
-                except MPI.Exception:
+                except BaseException:
                     self._renewing = None
                     raise
                 # An interrupt is raised here; the next call continues where this one was left.
@@ -386,15 +389,17 @@ class Epochs:
                 if waited - attended > ATTEND_SECONDS:
                     attended = waited
                     self._check_others()
-            self._retired.append(MPI.Intracomm(self.user))
-            fresh.Set_name(NAME)
-            rebind(self.user, fresh)
-            self.renewed(begun)
+
+    def _begin(self, fresh: MPI.Intracomm, epoch: int) -> None:
+        self._retired.append(MPI.Intracomm(self.user))
+        fresh.Set_name(NAME)
+        rebind(self.user, fresh)
+        self.renewed(epoch)
 
     def _check_others(self) -> None:
         """Raises `RankLeft` if a rank does not come to a renewal."""
         own, board = self.own, self.own.board
-        # A rank publishes that it has done its part before it publishes that it has left.
+        # A rank publishes that it has ended a renewal before it publishes that it has left.
         left = [(*why, rank) for rank in board.ranks if (why := own.exit_of(rank))]
         parts = [(board.get(one[2], RENEWALS), *one) for one in left]
         missing = [one for one in parts if one[0] <= 2 * self._renewals]
@@ -456,9 +461,10 @@ class Epochs:
             yield awaited
         # No rank may use, let alone revoke, the new one while another rank is still creating it. If
         # one has left this before and now wants a later epoch, all get that one.
-        mine, latest = np.array([self._wanted]), np.empty(1, np.int64)
-        self.own.board.put(RENEWALS, 2 * self._renewals + 1)
+        mine, latest = np.array([self._wanted], np.int64), np.empty(1, np.int64)
         yield from complete(kept, awaited, self.pristine.Iallreduce, mine, latest, MPI.MAX)
+        # Not before: a rank that has left passes on nothing to the others.
+        self.own.board.put(RENEWALS, 2 * self._renewals + 1)
         return fresh, int(latest[0])
 
 

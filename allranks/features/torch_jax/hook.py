@@ -118,14 +118,17 @@ def _meeting(rendezvous: Any, kept: stores.KeptStore | None = None) -> Any:
             )
         if size != world.size:
             return rendezvous(url, rank, world_size, **options)
-        is_kept = kept is not None and by_environment and kept.is_there(place)
+        is_kept = kept is not None and by_environment and kept.is_for(place)
         mine = torch_group_keys.made_in_cell(), is_kept
         spec = Spec("init_process_group")
         found = world.run(calls.gather_objects(world.groups[0], spec, mine))
         # A rank that has failed, or has made a group of some ranks, has counted it alone.
         torch_group_keys.made = max(made for made, _ in found)
         if kept is not None and all(there for _, there in found):
-            return iter([(kept.with_prefix(torch_group_keys.next()), place, size)])
+            # Only now: C++ asks the process that has the store, and hears no interrupt meanwhile.
+            is_open = kept.is_open()
+            if all(world.run(calls.gather_objects(world.groups[0], spec, is_open))):
+                return iter([(kept.with_prefix(torch_group_keys.next()), place, size)])
         met = rendezvous(url, rank, world_size, **options)
         return kept.keeping(met) if kept is not None and by_environment else met
 

@@ -44,10 +44,12 @@ class KeptStore:
         self._where: tuple[object, ...] = ()
         self._store: Any = None
 
-    def is_there(self, rank: int) -> bool:
-        """Whether the next group can use it, in which this process has this rank."""
-        if self._where != _where(rank):
-            return False
+    def is_for(self, rank: int) -> bool:
+        """Whether it is the store of the next group, in which this process has this rank."""
+        return self._where == _where(rank)
+
+    def is_open(self) -> bool:
+        """Whether the process that has the store answers. It is asked in C++: waits for that."""
         try:
             self._store.check(["allranks"])
         except RuntimeError:  # the connection was ended, as at the end of a wait in C++

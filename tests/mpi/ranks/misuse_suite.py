@@ -27,9 +27,10 @@ from conftest import (
 from mpi4py import MPI
 
 import allranks.collectives as c
+from allranks.collectives import world
 from allranks.collectives.calls import call
 from allranks.collectives.calls.call import Pause
-from allranks.collectives.calls.rank_state import FINISHED
+from allranks.collectives.calls.rank_state import FINISHED, LEFT
 from allranks.collectives.mpi import transport as of_mpi
 from allranks.errors import CollectiveError, CollectiveMismatch, Deadlock, RankLeft, StaleHandle
 from tests.agents import numbers
@@ -214,6 +215,81 @@ def test_a_renewal_that_is_left_anywhere_is_followed_by_one_to_a_later_epoch(mon
             c.renew(first + 1)
         assert c.epoch() == first + 1
         assert c.comm.allreduce(1) == c.size()
+
+
+def interrupted_at_the_end_of_a_renewal(monkeypatch, epoch):
+    """Presses Ctrl-C on rank 1 once it has done all but the last step, which others do later."""
+    own, posted = of_mpi.complete, []
+
+    def complete(*arguments, **options):
+        posted.append(True)
+        yield from own(*arguments, **options)
+
+    class Slow(Pause):
+        def __call__(self, *arguments):
+            if odd() and posted:
+                raise KeyboardInterrupt
+            if not odd():
+                time.sleep(0.02)
+            return super().__call__(*arguments)
+
+    with monkeypatch.context() as pressed:
+        pressed.setattr(of_mpi, "complete", complete)
+        pressed.setattr(of_mpi, "Pause", Slow)
+        c.renew(epoch)
+
+
+def test_a_renewal_that_is_left_at_its_end_is_followed_by_one_to_a_later_epoch(monkeypatch):
+    """On several hosts, too, where ranks that have ended it make communicators of hosts."""
+    for _ in range(5):
+        first = c.epoch() + 1
+        # It may have ended at once.
+        with suppress(KeyboardInterrupt):
+            interrupted_at_the_end_of_a_renewal(monkeypatch, first)
+        if c.epoch() <= first:
+            c.renew(first + 1)
+        assert c.epoch() == first + 1
+        assert c.allreduce(1, c.Sum) == c.size()
+
+
+def test_no_rank_waits_for_one_that_has_left_a_renewal_at_its_end(monkeypatch):
+    enter()
+    before, board = c.epoch(), world.current().board
+    with suppress(KeyboardInterrupt, RankLeft):
+        interrupted_at_the_end_of_a_renewal(monkeypatch, before + 1)
+    c.scope.leave("it ended")
+    # Without a call of MPI, in which this rank would do its part for the others.
+    while odd() and len({board.get(rank, LEFT) for rank in board.ranks}) > 1:
+        time.sleep(0)
+    enter()
+    c.renew(before + 2)
+    c.scope.leave("it ended")
+    next_cell_works()
+
+
+def test_the_number_of_an_epoch_may_be_any_integer():
+    c.renew(np.int32(c.epoch() + 1))
+    assert c.allreduce(1, c.Sum) == c.size()
+
+
+def test_an_interrupt_once_an_epoch_has_begun_leaves_it_intact(monkeypatch):
+    mpi = world.current().mpi
+    begun = mpi.renewed
+
+    def renewed(epoch):
+        begun(epoch)
+        if odd():
+            signal.raise_signal(signal.SIGINT)
+
+    with monkeypatch.context() as pressed:
+        pressed.setattr(mpi, "renewed", renewed)
+        if odd():
+            with pytest.raises(KeyboardInterrupt):
+                c.renew()
+        else:
+            c.renew()
+    assert not c.dirty()
+    assert c.allreduce(1, c.Sum) == c.size()
 
 
 def test_ranks_that_renew_several_times_do_not_wait_for_those_that_are_slower():
