@@ -10,7 +10,7 @@ import math
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from functools import wraps
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any
@@ -42,11 +42,15 @@ class _Notices:
     def __init__(self, request: Any) -> None:
         self._made = time.monotonic()
         self._come = SimpleQueue[tuple[int, str]]()
+        self.error: Mapping[str, Any] | None = None
+        """The message with the exception of the request, once it has come."""
         self.wakes: list[Callable[[None], object]] = []
         request.iopub_callbacks.append(self)
         request.add_done_callback(lambda _: self._wake())
 
     def __call__(self, message: Mapping[str, Any]) -> None:  # in the thread of the client
+        if message["header"]["msg_type"] == "error":
+            self.error = message
         rank = message.get("metadata", {}).get(NOTICE_OF)
         if rank is not None and time.monotonic() - self._made > _LONG_SECONDS:
             self._come.put((rank, message["content"]["text"]))
@@ -85,9 +89,12 @@ def show_in_waits(plain: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def show_in_results(kind: type[AsyncResult]) -> Callable[[], None]:
-    """Shows notices in the waits for results; returns what undoes it."""
+    """Shows notices in the waits for results, and exceptions that come before their output is
+    shown; returns what undoes it.
+    """
     of_all: Any = kind.wait
     of_one: Any = kind._wait_for_child
+    of_output: Any = kind.stream_output
 
     @wraps(of_all)
     def wait(result: Any, timeout: float | None = -1, return_when: Any = None) -> Any:
@@ -100,12 +107,28 @@ def show_in_results(kind: type[AsyncResult]) -> Callable[[], None]:
         _show_until([child], None)
         return of_one(child, *arguments, **options)
 
+    @wraps(of_output)
+    @contextmanager
+    def stream_output(result: Any) -> Iterator[None]:
+        # Of what has come already, ipyparallel shows all but exceptions, as if it had shown them.
+        kept = _notices_of(result._children)
+        early = [
+            (target, request, kept[request].error)
+            for target, request in zip(result._targets, result._children, strict=True)
+            if request in kept and kept[request].error is not None
+        ]
+        with of_output(result):
+            for target, request, message in early:
+                result._iopub_streaming_output_callback(target, request, message)
+            yield
+
     def change(**functions: Any) -> None:
         for name, function in functions.items():
             setattr(kind, name, function)
 
-    change(wait=wait, _wait_for_child=staticmethod(wait_for_child))
-    return lambda: change(wait=of_all, _wait_for_child=staticmethod(of_one))
+    of_child, child = staticmethod(of_one), staticmethod(wait_for_child)
+    change(wait=wait, _wait_for_child=child, stream_output=stream_output)
+    return lambda: change(wait=of_all, _wait_for_child=of_child, stream_output=of_output)
 
 
 def _show_until(requests: Iterable[Any], timeout: float | None) -> float | None:

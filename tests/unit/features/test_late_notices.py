@@ -31,6 +31,12 @@ class Requests:
         for callback in self.result._children[rank].iopub_callbacks:
             callback(message)
 
+    def fail(self, rank, name):
+        engine = {"engine_id": rank, "engine_uuid": f"engine-{rank}", "method": "execute"}
+        content = {"ename": name, "evalue": "", "traceback": [f"in {name}"], "engine_info": engine}
+        for callback in self.result._children[rank].iopub_callbacks:
+            callback({"header": {"msg_type": "error"}, "content": content, "metadata": {}})
+
     def give_notice(self, rank, text=LATE):
         self.say(rank, text, **{NOTICE_OF: rank})
 
@@ -254,6 +260,16 @@ def test_notices_are_not_shown_twice_where_all_output_is_streamed(requests, caps
         requests.result.wait(1e-3)
     assert requests.shown == []
     assert LATE.splitlines()[0] in capsys.readouterr().err
+
+
+def test_an_exception_is_shown_once_whether_it_comes_before_its_output_is_shown_or_later(
+    requests, capsys
+):
+    requests.fail(0, "Early")
+    with requests.result.stream_output():
+        requests.fail(1, "Late")
+    shown = capsys.readouterr().err
+    assert shown.count("in Early") == shown.count("in Late") == 1
 
 
 def test_a_notice_looks_as_in_a_cell(capsys):
