@@ -756,6 +756,11 @@ def test_a_call_that_waits_within_another_one_keeps_the_place_of_that():
         c.send(X, 1)
         assert others.allreduce(2) == 2 * c.size()  # behind that of the thread
 
+    def signal_once_it_waits():
+        this = world.current()
+        until(lambda: this.within is not None and this.within.members is this.groups[0].members)
+        signal.pthread_kill(threading.main_thread().ident, signal.SIGUSR1)
+
     def in_thread():
         assert others.allreduce(1) == c.size()
         assert c.allreduce(2 * X, c.Sum)[0] == 2 * c.size()  # behind that of the main thread
@@ -769,12 +774,15 @@ def test_a_call_that_waits_within_another_one_keeps_the_place_of_that():
             assert c.allreduce(X, c.Sum)[0] == c.size()
             assert c.allreduce(2 * X, c.Sum)[0] == 2 * c.size()
             return
-        thread = threading.Thread(target=in_thread)
-        thread.start()
+        before = signal.signal(signal.SIGUSR1, call_within)
+        threads = [threading.Thread(target=one) for one in (in_thread, signal_once_it_waits)]
+        threads[0].start()
         until(lambda: c.activity() != "")
-        with timer(call_within, 0.05 + 0.02 * np.random.default_rng().random(), again=False):
-            assert c.allreduce(X, c.Sum)[0] == c.size()
-        thread.join()
+        threads[1].start()
+        assert c.allreduce(X, c.Sum)[0] == c.size()
+        for thread in threads:
+            thread.join()
+        signal.signal(signal.SIGUSR1, before)
 
     for _ in range(4 * TIMES):
         assert in_a_cell(body) is None
