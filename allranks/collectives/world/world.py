@@ -305,7 +305,9 @@ class World(RankState):
             return self._in_turn(call, self.run, call, move, source, reduction, out)
         try:
             outer = self.within
-            if outer is not None or self._paused:
+            if outer is not None:
+                return self._beside(outer, self.run, call, move, source, reduction, out)
+            if self._paused:
                 self._check_nested(call)
                 if self._must_wait(call):
                     self._check_advanced(call)
@@ -355,6 +357,19 @@ class World(RankState):
             self.within = outer
             self.lock.release()
 
+    def _beside(self, outer: Call, act: Callable[..., T], *arguments: Any) -> T:
+        """Acts within a call of this thread, which keeps its place before those of others."""
+        paused = _Paused(outer, outer, get_ident())
+        try:
+            self._paused.append(paused)
+            self.within = None
+            return act(*arguments)
+        finally:
+            # In this order: a function for a signal may come in between.
+            self.within = outer
+            if paused in self._paused:
+                self._paused.remove(paused)
+
     def _in_turn(self, call: Call, act: Callable[..., T], *arguments: Any) -> T:
         """Acts on a call, with the lock; calls of other threads that have begun let it go first."""
         waits = True
@@ -374,7 +389,14 @@ class World(RankState):
     def _must_wait(self, call: Call) -> bool:
         """Whether a call of another thread, which has begun, must end before this one begins."""
         me = get_ident()
-        return any(one.thread != me and _excludes(call, one.awaited) for one in self._paused)
+        return any(
+            one.thread != me
+            and (
+                _excludes(call, one.awaited)
+                or (one.within is not None and _excludes(call, one.within))
+            )
+            for one in self._paused
+        )
 
     def _attend(self, call: Call, waited: float) -> None:
         """Called every 20 ms of a wait: another thread may make the call that ends it."""
