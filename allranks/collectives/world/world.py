@@ -315,7 +315,8 @@ class World(RankState):
                     return self._in_turn(call, self.run, call, move, source, reduction, out)
             if self.dirty or self.pending:
                 self.check_clean(call)
-                self._check_advanced(call)
+                if self._progresses:
+                    self._check_advanced(call)
                 self.within = call
                 if move is not None:
                     call.steps = call.moved(move, source, reduction, out)
@@ -376,7 +377,7 @@ class World(RankState):
         try:
             self._queued.append(call)
             with self.lock:
-                while self._must_wait(call):
+                while self._paused and self._must_wait(call):
                     self._check_advanced(call)
                     self._let_go(self.within)  # that of a function for a signal waits too
                 self._queued.remove(call)
@@ -516,7 +517,8 @@ class World(RankState):
         if not call.done or call.queued:  # the GPU has not ended a queued one
             self.check_clean(call)
         if not call.done:
-            self._check_advanced(call)
+            if self._progresses:
+                self._check_advanced(call)
             return self._among_others(call, self._until(call))
         if call.error is not None:
             raise call.error
@@ -572,9 +574,11 @@ class World(RankState):
         return call
 
     def _submit(self, call: Call) -> None:
-        self._check_nested(call)
+        if self.within is not None or self._paused:
+            self._check_nested(call)
         self.check_clean(call)
-        self._check_advanced(call)
+        if self._progresses:
+            self._check_advanced(call)
         with self.presence:
             self._enqueue(call)
             self.progress()
@@ -620,13 +624,7 @@ class World(RankState):
 
     def _progress(self) -> None:
         self._end_queued()
-        # The thread of a paused call goes on with those of its group.
-        me = get_ident()
-        left_out = {
-            one.awaited.members.number
-            for one in self._paused
-            if one.awaited.ordered and one.thread != me
-        }
+        left_out = self._left_to_others() if self._paused else ()
         # A copy, because a communicator that is dropped meanwhile closes its group.
         for group in list(self.groups.values()):
             while group.queue and group.number not in left_out:
@@ -642,6 +640,15 @@ class World(RankState):
                 call.done = True
                 group.queue.popleft()
                 self.pending -= 1
+
+    def _left_to_others(self) -> set[int]:
+        """The groups of paused calls of other threads, which go on with those of their groups."""
+        me = get_ident()
+        return {
+            one.awaited.members.number
+            for one in self._paused
+            if one.awaited.ordered and one.thread != me
+        }
 
     def _end_queued(self) -> None:
         if not self.queued:
