@@ -306,7 +306,7 @@ class World(RankState):
         try:
             outer = self.within
             if outer is not None:
-                return self._beside(outer, self.run, call, move, source, reduction, out)
+                return self._aside(outer, self.run, call, move, source, reduction, out)
             if self._paused:
                 self._check_nested(call)
                 if self._must_wait(call):
@@ -358,16 +358,18 @@ class World(RankState):
             self.within = outer
             self.lock.release()
 
-    def _beside(self, outer: Call, act: Callable[..., T], *arguments: Any) -> T:
-        """Acts within a call of this thread, which keeps its place before those of others."""
-        paused = _Paused(outer, outer, get_ident())
+    def _aside(self, awaited: Call, act: Callable[..., T], *arguments: Any) -> T:
+        """Acts while the call that this thread is within keeps its place before those of others, as
+        ``awaited`` does, which may be that of a handle.
+        """
+        paused = _Paused(awaited, self.within, get_ident())
         try:
             self._paused.append(paused)
             self.within = None
             return act(*arguments)
-        finally:
-            # In this order: a function for a signal may come in between.
-            self.within = outer
+        finally:  # also where a function for another signal raises
+            # In this order: such a function may come in between.
+            self.within = paused.within
             if paused in self._paused:
                 self._paused.remove(paused)
 
@@ -415,18 +417,11 @@ class World(RankState):
         """Gives the lock to other threads for a moment; ``awaited`` must end before theirs of its
         group begin.
         """
-        paused = _Paused(awaited, self.within, get_ident()) if awaited is not None else None
         with deferred():  # an interrupt would come between two steps without the lock
-            try:
-                if paused is not None:
-                    self._paused.append(paused)
-                    self.within = None
-                self._turns.wait(_TURN_SECONDS)  # without the lock
-            finally:  # also where a function for another signal raises
-                # In this order: such a function may come in between.
-                if paused is not None:
-                    self.within = paused.within
-                    self._paused.remove(paused)
+            if awaited is not None:
+                self._aside(awaited, self._turns.wait, _TURN_SECONDS)  # without the lock
+            else:
+                self._turns.wait(_TURN_SECONDS)
 
     def _queued_and_left(self) -> Call | None:
         """A queued call that a rank has left: the GPU ends neither it nor what is behind it."""
