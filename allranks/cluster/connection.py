@@ -225,7 +225,9 @@ class Connection:
                     progress(len(self.roster.hellos), len(driver.started), driver.preloading)
                     if self.roster.ends or time.monotonic() > deadline:
                         raise StartFailed(self._start_problem())
-                # The ranks may have come since the last step: a module may have opened CUDA before.
+                # The ranks may have come since the last step.
+                progress(self.size, self.size, "")
+                # A module may have opened CUDA before.
                 if InterruptRequested() in self.step(0):
                     raise KeyboardInterrupt
             with self._wire.lock:

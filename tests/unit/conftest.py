@@ -23,3 +23,21 @@ def driver(monkeypatch):
 
     yield put
     sys.modules.pop("pynvml", None)
+
+
+@pytest.fixture
+def shells():
+    """Two shells of this process that have loaded the extension, with the features that are there.
+
+    A test file changes these first, in a fixture that each of its tests uses.
+    """
+    from IPython.core.interactiveshell import InteractiveShell
+
+    from allranks.magics.extension import load, unload
+
+    shells = InteractiveShell(), InteractiveShell()
+    for shell in shells:
+        load(shell)
+    yield shells
+    for shell in shells:
+        unload(shell)

@@ -4,23 +4,16 @@ import sys
 
 import pytest
 from ipyparallel import Client
-from IPython.core.interactiveshell import InteractiveShell
 
 from allranks.horovod.alias import HorovodFinder
-from allranks.magics.extension import load, unload
+from allranks.magics.extension import unload
 from allranks.magics.shell import words_for
 from allranks.notebook import load_features
 
 
-@pytest.fixture
-def shells():
+@pytest.fixture(autouse=True)
+def own_features():
     load_features()
-    shells = InteractiveShell(), InteractiveShell()
-    for shell in shells:
-        load(shell)
-    yield shells
-    for shell in shells:
-        unload(shell)
 
 
 def changes(shell):

@@ -28,15 +28,9 @@ class FailsToUndo(NotebookFeature):
         undo.callback([].remove, shell)
 
 
-@pytest.fixture
-def shells(monkeypatch):
+@pytest.fixture(autouse=True)
+def one_feature(monkeypatch):
     monkeypatch.setattr(features, "_registered", [Changes])
-    shells = InteractiveShell(), InteractiveShell()
-    for shell in shells:
-        load(shell)
-    yield shells
-    for shell in shells:
-        unload(shell)
 
 
 @pytest.mark.parametrize("first", [0, 1])
